@@ -1,0 +1,169 @@
+// The seam between the program (which knows no instruction set) and the kernels (which know no program).
+//
+// Every kernel file is compiled once per instruction set into its own namespace and fills the KernelTable of that
+// variant. A kernel is called by every thread of the pool with its own `ith` of `nth` and divides the work itself; the
+// program waits for all of them before the next instruction.
+//
+// Contract of all of them: ROWS ARE INDEPENDENT. Row i of a result depends, bit for bit, only on row i of the inputs
+// (and on that row's own KV blocks): never on the number of rows, on `nth`, on tile shapes or on its neighbours.
+// The order in which the terms of one output element are added is fixed by the element's own indices.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+enum class WeightKind : int32_t { f32 = 0, bf16 = 1, f16 = 2, w8 = 3, w4 = 4 };
+
+constexpr int kGroup = 32;  // activations are quantised per row and group of 32 inputs
+
+// A linear layer's weights, output-major ([n][k]), re-laid for one variant's lanes by its own `pack_*`.
+// Sizes are logical; `k_padded` is k rounded up to 32 with zero codes.
+struct PackedW {
+  WeightKind kind;
+  int32_t lanes;      // output channels interleaved: 8 or 16; a blob fits only variants with the same lanes
+  int32_t group;      // w4: 32; w8: 16 or 32; else 0
+  int64_t n, k, k_padded;
+  bool has_mins;
+  uint8_t* data;      // owned by the binding; 64-byte aligned; readable up to `bytes` + 64
+  size_t bytes;       // size of data, as told by packed_bytes()
+};
+
+// What `pack` reads: numpy arrays, possibly strided views into a mapped file (strides in bytes, may be unaligned).
+// w4: codes [n][k/32][16] bytes; byte j of a group holds element j in its low and element j+16 in its high nibble,
+//     unsigned 0..15. w8: codes [n][k/group][group] int8. f32/bf16/f16: codes [n][k], group stride = element size.
+// value = code * scale + min. scales, mins: fp16 [n][k/group]; mins may be null (w4 and w8 only).
+struct PackSource {
+  int64_t rows;                  // output channels in this source; merged projections are packed source by source
+  const uint8_t* codes;  int64_t codes_row, codes_group;
+  const uint8_t* scales; int64_t scales_row, scales_group;
+  const uint8_t* mins;   int64_t mins_row, mins_group;
+};
+
+// Activations quantised for w4/w8: q = round-half-even(x / scale), scale = max|x| / 127 of each group of 32 (scale 0 and
+// q 0 for an all-zero group; a group with a NaN or infinity gives a NaN scale). sum = sum(q) of the group (an integer in
+// a float; for w8 with group 16 the kernel sums halves itself). Rows are k_padded wide, padding is zero.
+struct QuantRows { int8_t* q; float* scale; float* sum; };  // q [rows][k_padded], scale and sum [rows][k_padded/32]
+
+enum class Epilogue : int32_t { none = 0, add = 1, silu_mul = 2, gelu_mul = 3 };
+
+// y[r][c] = (bias[c]) + sum_k x[r][k] * w[c][k]            (none)
+// y[r][c] = residual[r][c] + that                           (add; y may be the same memory as residual)
+// y[r][c] = act(t[r][c]) * t[r][c + n/2], c < n/2           (silu_mul, gelu_mul (tanh form): gate rows first, then up)
+// Arithmetic, the definition that ops/reference.py repeats:
+//  w4, w8: t = sum over groups g ascending of fma(sx_g * sw_g, float(idot_g), acc), then with mins
+//          acc = fma(sx_g * min_g, float(isum_g), acc); integers are exact.
+//  bf16:   x is rounded to bf16 (nearest even), products are summed in fp32.
+//  f16, f32: x stays fp32.
+struct LinearArgs {
+  int64_t rows;
+  const float* x; int64_t ldx;   // f32, bf16, f16 kinds (a bf16 kernel rounds x itself, into scratch or on the fly)
+  QuantRows xq;                  // w4, w8 kinds
+  const PackedW* w;
+  const float* bias;             // n floats or null
+  float* y; int64_t ldy;
+  const float* residual; int64_t ldr;
+  Epilogue epilogue;
+  uint8_t* scratch; size_t scratch_bytes;  // this thread's own, at least KernelTable::linear_scratch() bytes
+};
+
+struct RowsArgs { int64_t rows; const float* x; int64_t ldx; float* y; int64_t ldy; int64_t width; };
+
+struct NormArgs {
+  RowsArgs r; const float* weight; const float* bias; float eps;  // y = x / sqrt(mean(x^2) + eps) * weight
+  bool layer_norm;                                                // else: (x - mean) / sqrt(var + eps) * weight + bias
+  QuantRows xq; int64_t k_padded;                                 // when xq.q is set, the result is also quantised into it
+  bool store;                                                     // whether y is written at all
+  int64_t head_dim;  // 0: the norm runs over `width`; else over each head_dim slice of it (QK norm), weight has head_dim
+};
+
+// Rotary embedding, halves form: (x[i], x[i + rot/2]) for i < rot/2 of each head; cos_sin [positions][rot]: cos then sin.
+struct RopeArgs { RowsArgs r; const int32_t* positions; const float* cos_sin; int64_t num_heads, head_dim, rot; };
+
+struct ActArgs { RowsArgs r; int kind; };  // kind 0 silu, 1 gelu tanh; x is [rows][2*width] gate then up, y [rows][width]
+
+struct EmbedArgs { int64_t rows; const int32_t* ids; const PackedW* w; float* y; int64_t ldy; float scale; };
+
+struct AddArgs { RowsArgs r; const float* b; int64_t ldb; };   // y = x + b
+
+struct GatherArgs { RowsArgs r; const int32_t* index; };       // y[i] = x[index[i]]
+
+enum class KvType : int32_t { f32 = 0, bf16 = 1 };
+
+// One layer's paged KV cache. block_size is a multiple of 16. Within a block, 16-token tiles:
+// K is stored transposed, [block][kv_head][tile][head_dim][16]; V is [block][kv_head][tile][16][head_dim].
+// slot = block_id * block_size + offset; slot -1: do not write.
+struct KvLayer { uint8_t* k; uint8_t* v; KvType type; int64_t num_blocks, block_size, num_kv_heads, head_dim; };
+
+struct KvWriteArgs { int64_t rows; const float* k; int64_t ldk; const float* v; int64_t ldv; const int32_t* slots; KvLayer kv; };
+
+// Causal attention over the paged cache, prefill, chunked prefill and decode in one. The K and V of the batch's own tokens
+// have been written before. Sequence s owns query rows query_start[s]..query_start[s+1]; its last row sits at position
+// seq_lens[s]-1. Order: for each query row and head, KV tiles of 16 tokens by absolute position, ascending: scores
+// (sum over d ascending by fma), tile maximum, rescale, weights, sum, values (tokens ascending by fma). window > 0: only the last
+// `window` positions; soft_cap > 0: cap * tanh(score / cap); tiles without any visible position are skipped, and
+// invisible positions of a tile contribute nothing (not 0 * garbage).
+struct AttentionArgs {
+  int64_t num_seqs, rows, num_heads;
+  const float* q; int64_t ldq; float* y; int64_t ldy;
+  const int32_t* query_start; const int32_t* seq_lens; const int32_t* block_table; int64_t ld_block_table;
+  float scale, soft_cap; int64_t window;
+  KvLayer kv;
+  uint8_t* scratch; size_t scratch_bytes;   // this thread's own, at least attention_scratch(head_dim) bytes
+};
+
+// Sampling of one row, whole; see sample.cpp for the order of the steps (vLLM's): bias and allowed ids and min-token mask, penalties,
+// temperature, top-k, top-p, min-p, draw by Philox(seed, position). All arrays are the row's own.
+struct SampleRow {
+  float* logits;                       // [vocab], changed in place
+  float temperature;                   // 0: greedy, ties to the lowest id
+  int32_t top_k; float top_p, min_p;   // off: 0, 1, 0
+  float presence, frequency, repetition;
+  uint64_t seed; uint64_t position;    // position: index of the token being sampled in the whole sequence
+  const int32_t* bias_ids; const float* bias; int32_t num_bias;
+  const int32_t* banned_ids; int32_t num_banned;                 // logit -inf
+  const int32_t* allowed_ids; int32_t num_allowed;               // num_allowed 0: all
+  const int32_t* output_ids; const int32_t* output_counts; int32_t num_output;  // distinct ids and how often
+  const int32_t* prompt_ids; int32_t num_prompt;                                // distinct ids
+  int32_t num_logprobs;                // -1: none wanted; else the sampled one plus the best num_logprobs, raw (before all of the above)
+};
+struct SampleResult {
+  int32_t token;       // -1: the row held a NaN or no finite logit: this request fails, alone
+  float logprob; int32_t rank;         // of the sampled token; rank from 1
+  int32_t* top_ids; float* top_logprobs;  // num_logprobs each, descending, ties by id; the caller's memory
+};
+struct SampleArgs { int64_t rows, vocab; const SampleRow* in; SampleResult* out; uint8_t* scratch; size_t scratch_bytes; };
+
+// log-probabilities of given tokens (prompt_logprobs, echo): target[r] among logits[r]
+struct LogprobArgs { int64_t rows, vocab; const float* logits; int64_t ld; const int32_t* target; int32_t num_top;
+  float* logprob; int32_t* rank; int32_t* top_ids; float* top_logprobs; };
+
+struct KernelTable {
+  const char* name;   // "portable", "avx2", "avx512", "avx512vnni", "avx512bf16", "neon"; OCTAVO_ISA takes these
+  int lanes;
+  int (*score)();     // 0: this machine cannot run it; else the higher the better
+  size_t (*packed_bytes)(WeightKind, int64_t n, int64_t k, int group, bool has_mins);
+  void (*pack)(const PackedW&, const PackSource&, int64_t first_row, int ith, int nth);  // fills rows [first_row, first_row + src.rows)
+  void (*dequant_row)(const PackedW&, int64_t row, float* out);
+  void (*quantize_rows)(const float* x, int64_t ldx, int64_t rows, int64_t k, int64_t k_padded, QuantRows, int ith, int nth);
+  size_t (*linear_scratch)(WeightKind, int64_t k);
+  void (*linear)(const LinearArgs&, int ith, int nth);
+  void (*norm)(const NormArgs&, int ith, int nth);
+  void (*rope)(const RopeArgs&, int ith, int nth);
+  void (*act)(const ActArgs&, int ith, int nth);
+  void (*embed)(const EmbedArgs&, int ith, int nth);
+  void (*add)(const AddArgs&, int ith, int nth);
+  void (*gather)(const GatherArgs&, int ith, int nth);
+  void (*kv_write)(const KvWriteArgs&, int ith, int nth);
+  size_t (*attention_scratch)(int64_t head_dim);
+  void (*attention)(const AttentionArgs&, int ith, int nth);
+  size_t (*sample_scratch)(int64_t vocab);
+  void (*sample)(const SampleArgs&, int ith, int nth);
+  void (*logprobs)(const LogprobArgs&, int ith, int nth);
+};
+
+// Each variant is one namespace (OCTAVO_NS) of the same sources; isa.cpp lists them.
+const KernelTable* const* kernel_tables(int* count);
+const KernelTable& best_kernels(const char* wanted);  // wanted null or "": by score; throws std::invalid_argument with the choices
+
+}  // namespace octavo

@@ -1,0 +1,235 @@
+"""Every message between the API process and the engine process, and between the engine room and the runner.
+
+All of it is msgspec structs: encoded as MessagePack arrays with a tag, never pickled. A message that does not decode by
+this schema is refused. Knows nothing of sockets, devices or HTTP.
+
+The wire:   API -> engine   EngineCoreRequest, Abort, ResetPrefixCache, Shutdown
+            engine -> API   EngineReady, EngineCoreOutputs, EngineFailed
+The step:   Scheduler -> SchedulerOutput -> runner -> ModelRunnerOutput -> EngineCore.update
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from octavo.sampling_params import SamplingParams
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended, in OpenAI's words; ERROR when the engine failed on it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class ErrorKind(str, Enum):
+    """Which kind of refusal or failure an output carries; the client turns it back into an exception."""
+
+    CONTEXT_LENGTH = "context_length"
+    OVERLOADED = "overloaded"
+    INVALID = "invalid"
+    INTERNAL = "internal"
+
+
+class _Message(msgspec.Struct, tag=True, array_like=True, kw_only=False):
+    """Base of what crosses the socket."""
+
+
+# --- API -> engine ---
+
+
+class EngineCoreRequest(_Message):
+    """One sequence to generate.
+
+    Of a request with n > 1 there are n of these, with the same `parent_id` and prompt: the engine computes the prompt once and
+    forks. After a restart of the engine `output_token_ids` holds what the client already has; generation goes on behind it.
+    """
+
+    request_id: str  # made by the client, unique in its lifetime; never what a user sent
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams  # n is 1 here, seed and max_tokens are set
+    stop_token_ids: list[int]  # the parameters' own and, unless ignore_eos, the model's end-of-sequence ids
+    eos_token_ids: list[int]  # of them, those whose stop_reason is None
+    arrival_time: float  # seconds, the client's monotonic clock: only orders and measures
+    output_token_ids: list[int] = []
+    parent_id: str | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+
+
+class Abort(_Message):
+    request_ids: list[str]
+
+
+class ResetPrefixCache(_Message):
+    """Forget all cached prefixes that no running request holds."""
+
+
+class Shutdown(_Message):
+    """End the engine process after the step at hand."""
+
+
+# --- engine -> API ---
+
+
+class Phase(msgspec.Struct, array_like=True):
+    """One phase of the start and its seconds."""
+
+    name: str
+    seconds: float
+
+
+class EngineReady(_Message):
+    """Sent once, when the engine can take requests."""
+
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    kv_cache_bytes: int
+    weights_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_threads: int
+    backend: str  # for people: "cpu avx2, 2 threads"
+    phases: list[Phase]
+    pid: int
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log-probabilities at one position: entry 0 is the token itself, then the best ones, descending.
+
+    `rank` is the token's own, from 1. All values are finite.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class OutputError(msgspec.Struct, array_like=True):
+    kind: ErrorKind
+    message: str
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True):
+    """What one step brought one request."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop token's id, None for end-of-sequence
+    logprobs: list[TokenLogprobs] | None = None  # one per new token
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt tokens 1.. in order, as far as this step computed
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; set with the first output
+    scheduled_time: float = 0.0  # the engine's monotonic clock when it was first scheduled; set with the first output
+    error: OutputError | None = None
+
+
+class StepStats(msgspec.Struct, array_like=True):
+    """The engine's books after a step. Counters are totals since the engine started."""
+
+    step: int
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_used_blocks: int  # held by running requests
+    num_cached_blocks: int  # held by nobody, reusable by a matching prefix
+    num_kv_tokens: int  # tokens in used blocks
+    prefix_queries: int  # tokens
+    prefix_hits: int  # tokens
+    num_preemptions: int
+    prompt_tokens: int  # prompt tokens computed
+    generation_tokens: int
+    batch_tokens: int  # of this step
+    step_seconds: float  # of this step
+
+
+class EngineCoreOutputs(_Message):
+    """All outputs of a step in one message; also the heartbeat when idle, with no outputs."""
+
+    outputs: list[EngineCoreOutput]
+    stats: StepStats
+    time: float  # the engine's monotonic clock
+
+
+class EngineFailed(_Message):
+    """The engine cannot start or go on; sent as its last word where it can."""
+
+    message: str
+    user_error: bool  # True: the user's files or options, exit code 2
+
+
+ToEngine = EngineCoreRequest | Abort | ResetPrefixCache | Shutdown
+ToClient = EngineReady | EngineCoreOutputs | EngineFailed
+
+
+# --- engine room <-> runner; never crosses a process on one device ---
+
+
+class NewRequest(msgspec.Struct, array_like=True):
+    """What the runner keeps for a request from its first step to its release."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    sampling_params: SamplingParams
+    stop_token_ids: list[int]
+
+
+class ScheduledRequest(msgspec.Struct, array_like=True):
+    """One request's share of a step: compute `token_ids`, which sit at num_computed_tokens.. in the sequence.
+
+    `samples`: the last of them is the last known token, so the step ends by sampling the next one.
+    `block_ids`: the whole block table as it is for this step.
+    `num_prompt_logprobs`: rows of this step whose target is a prompt token and must be scored, or None.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_computed_tokens: int
+    block_ids: list[int]
+    samples: bool
+    prompt_logprobs: int | None = None
+
+
+class BlockCopy(msgspec.Struct, array_like=True):
+    """Copy one block's K and V, all layers, before the step computes anything (copy on write)."""
+
+    source: int
+    target: int
+
+
+class SchedulerOutput(msgspec.Struct, array_like=True):
+    """The plan of one step. Order of `scheduled` is the order of the batch's rows."""
+
+    step: int
+    new_requests: list[NewRequest]
+    scheduled: list[ScheduledRequest]
+    block_copies: list[BlockCopy]
+    released_request_ids: list[str]  # finished, aborted or preempted since the last plan: the runner forgets them
+    num_tokens: int
+
+
+class SampledToken(msgspec.Struct, array_like=True):
+    """What the runner brings back for one scheduled request.
+
+    `token_id` is None where the request did not sample (a chunk of a prompt). `error` ends that request only.
+    """
+
+    request_id: str
+    token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+class ModelRunnerOutput(msgspec.Struct, array_like=True):
+    """Answers a SchedulerOutput: one entry per scheduled request, in the same order."""
+
+    step: int
+    sampled: list[SampledToken]
