@@ -1,0 +1,140 @@
+// Vectors of simd.h in plain C++ (GCC and Clang vector extensions), 8 or 16 lanes: runs on any machine.
+// fma is a product and a sum, rounded twice.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace octavo::OCTAVO_NS {
+
+#if defined(OCTAVO_ISA_portable16)
+constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
+constexpr int kRegisters = 16;
+constexpr bool kPairBf16 = false;  // bf16 products are made in fp32
+
+typedef float F __attribute__((vector_size(4 * kLanes)));
+typedef int32_t I __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t U __attribute__((vector_size(4 * kLanes)));
+typedef int8_t B __attribute__((vector_size(4 * kLanes)));
+
+inline F zero() { return F{}; }
+inline F set1(float s) { return F{} + s; }
+inline F load(const float* p) {
+  F v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+inline void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
+inline F load_n(const float* p, int n) {
+  F v{};
+  std::memcpy(&v, p, size_t(n) * 4);
+  return v;
+}
+inline void store_n(float* p, F v, int n) { std::memcpy(p, &v, size_t(n) * 4); }
+inline F add(F a, F b) { return a + b; }
+inline F sub(F a, F b) { return a - b; }
+inline F mul(F a, F b) { return a * b; }
+inline F div(F a, F b) { return a / b; }
+inline F fma(F a, F b, F c) { return a * b + c; }
+inline F neg(F a) { return -a; }
+inline F abs(F a) { return F(U(a) & 0x7fffffffu); }
+inline F sqrt(F a) {
+  for (int i = 0; i < kLanes; ++i) a[i] = std::sqrt(a[i]);
+  return a;
+}
+inline F max(F a, F b) { return a > b ? a : b; }
+inline F min(F a, F b) { return a < b ? a : b; }
+inline F select_gt(F a, F b, F x, F y) { return a > b ? x : y; }
+inline float reduce_add(F v) {
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) v[i] = v[i] + v[i + half];
+  return v[0];
+}
+inline float reduce_max(F v) {
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+  return v[0];
+}
+
+inline U load_u16(const uint16_t* p) {
+  U v;
+  for (int i = 0; i < kLanes; ++i) v[i] = p[i];
+  return v;
+}
+inline F load_bf16(const uint16_t* p) { return F(load_u16(p) << 16); }
+inline U bf16_bits(F v) {
+  const U bits = U(v);
+  const U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const U quiet = (bits >> 16) | 0x40u;
+  return (bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
+}
+inline void store_bf16(uint16_t* p, F v) {
+  const U bits = bf16_bits(v);
+  for (int i = 0; i < kLanes; ++i) p[i] = uint16_t(bits[i]);
+}
+inline F round_bf16(F v) { return F(bf16_bits(v) << 16); }
+inline F load_f16(const uint16_t* p) {
+  const U h = load_u16(p);
+  // Exponent and mantissa moved into place, then 2^112 corrects the bias, subnormals included; 31 means infinity or NaN.
+  const U magnitude = (h & 0x7fffu) << 13;
+  const U finite = U(F(magnitude) * 0x1p112f);
+  const U special = magnitude | 0x7f800000u;
+  const U sign = (h & 0x8000u) << 16;
+  return F(((h & 0x7c00u) == 0x7c00u ? special : finite) | sign);
+}
+
+inline F round_even(F v) { return (v + 12582912.0f) - 12582912.0f; }
+inline void store_i8(int8_t* p, F v) {
+  for (int i = 0; i < kLanes; ++i) p[i] = int8_t(v[i]);
+}
+inline F scale_pow2(F p, F n) {
+  // n sits in the low mantissa bits of n + 1.5 * 2^23; the offset keeps the halving of a negative n a plain shift.
+  const U i = U(n + 12582912.0f) - 0x4b400000u + 1024u;
+  const U first = i >> 1, second = i - first;
+  return p * F((first + (127u - 512u)) << 23) * F((second + (127u - 512u)) << 23);
+}
+inline I bits_max(I m, F v) {
+  const I bits = I(U(v) & 0x7fffffffu);
+  return m > bits ? m : bits;
+}
+inline int32_t reduce_max(I v) {
+  int32_t m = v[0];
+  for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+inline F to_float(I v) { return __builtin_convertvector(v, F); }
+
+inline B load_b(const void* p) {
+  B v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+inline B dup4(const int8_t* p) {
+  int32_t word;
+  std::memcpy(&word, p, 4);
+  return B(I{} + word);
+}
+inline B low4(B b) { return b & 0x0f; }
+inline B high4(B b) { return B((U(b) >> 4) & 0x0f0f0f0fu); }
+
+// The four bytes of a slot, one at a time: sign-extended by shifts within the slot.
+inline I slot_dot(I acc, B w, B x) {
+  const I wi = I(w), xi = I(x);
+  acc += ((wi << 24) >> 24) * ((xi << 24) >> 24);
+  acc += ((wi << 16) >> 24) * ((xi << 16) >> 24);
+  acc += ((wi << 8) >> 24) * ((xi << 8) >> 24);
+  return acc + (wi >> 24) * (xi >> 24);
+}
+using D = I;
+inline D dot4_zero() { return D{}; }
+inline D dot4(D acc, B w, B x) { return slot_dot(acc, w, x); }
+inline I dot4_sum(D acc) { return acc; }
+using W8 = B;
+inline W8 prepare8(B w) { return w; }
+inline I dot8_start(int32_t) { return I{}; }
+inline I dot8(I acc, W8 w, B x) { return slot_dot(acc, w, x); }
+
+}  // namespace octavo::OCTAVO_NS
