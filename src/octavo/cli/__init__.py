@@ -1,0 +1,1 @@
+"""The command `octavo`: one module per subcommand, imported when it is called."""
