@@ -1,9 +1,10 @@
 """Every message between the API process and the engine process, and between the engine room and the runner.
 
 All of it is msgspec structs: encoded as MessagePack arrays with a tag, never pickled. A message that does not decode by
-this schema is refused. Knows nothing of sockets, devices or HTTP.
+this schema is refused. On a stream each is a frame: its length in four bytes, little-endian, then the MessagePack bytes.
+Knows nothing of sockets, devices or HTTP.
 
-The wire:   API -> engine   EngineCoreRequest, Abort, ResetPrefixCache, Shutdown
+The wire:   API -> engine   Start, then EngineCoreRequest, Abort, ResetPrefixCache, Shutdown
             engine -> API   EngineReady, EngineCoreOutputs, EngineFailed
 The step:   Scheduler -> SchedulerOutput -> runner -> ModelRunnerOutput -> EngineCore.update
 """
@@ -14,7 +15,11 @@ from enum import Enum
 
 import msgspec
 
+from octavo.config import EngineArgs
 from octavo.sampling_params import SamplingParams
+
+# The longest frame that either end accepts. A prompt of a million tokens takes 5 MB.
+MAX_FRAME_BYTES = 64 << 20
 
 
 class FinishReason(str, Enum):
@@ -40,6 +45,13 @@ class _Message(msgspec.Struct, tag=True, array_like=True, kw_only=False):
 
 
 # --- API -> engine ---
+
+
+class Start(_Message):
+    """The first frame: what to build. The model is a path on this machine, found and fetched by the API process."""
+
+    args: EngineArgs
+    model_path: str
 
 
 class EngineCoreRequest(_Message):
@@ -164,8 +176,45 @@ class EngineFailed(_Message):
     user_error: bool  # True: the user's files or options, exit code 2
 
 
-ToEngine = EngineCoreRequest | Abort | ResetPrefixCache | Shutdown
+ToEngine = Start | EngineCoreRequest | Abort | ResetPrefixCache | Shutdown
 ToClient = EngineReady | EngineCoreOutputs | EngineFailed
+
+
+# --- frames ---
+
+
+class FrameError(ValueError):
+    """The bytes of a stream are not frames of this protocol: the connection is of no further use."""
+
+
+def encode_frame(encoder: msgspec.msgpack.Encoder, message: ToEngine | ToClient) -> bytes:
+    """A message as one frame."""
+    body = encoder.encode(message)
+    return len(body).to_bytes(4, "little") + body
+
+
+class FrameSplitter:
+    """Cuts the bytes of a stream, as they come, into the bodies of frames. Holds at most one unfinished frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies that `data` completes. Raises FrameError when a frame claims more than MAX_FRAME_BYTES."""
+        buffer = self._buffer
+        buffer += data
+        bodies = []
+        at, size = 0, len(buffer)
+        while size - at >= 4:
+            length = int.from_bytes(buffer[at : at + 4], "little")
+            if length > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame of {length} bytes: the limit is {MAX_FRAME_BYTES}")
+            if size - at - 4 < length:
+                break
+            bodies.append(bytes(buffer[at + 4 : at + 4 + length]))
+            at += 4 + length
+        del buffer[:at]
+        return bodies
 
 
 # --- engine room <-> runner; never crosses a process on one device ---
