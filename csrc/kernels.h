@@ -99,10 +99,14 @@ struct KvWriteArgs { int64_t rows; const float* k; int64_t ldk; const float* v; 
 
 // Causal attention over the paged cache, prefill, chunked prefill and decode in one. The K and V of the batch's own tokens
 // have been written before. Sequence s owns query rows query_start[s]..query_start[s+1]; its last row sits at position
-// seq_lens[s]-1. Order: for each query row and head, KV tiles of 16 tokens by absolute position, ascending: scores
-// (sum over d ascending by fma), tile maximum, rescale, weights, sum, values (tokens ascending by fma). window > 0: only the last
-// `window` positions; soft_cap > 0: cap * tanh(score / cap); tiles without any visible position are skipped, and
-// invisible positions of a tile contribute nothing (not 0 * garbage).
+// seq_lens[s]-1. window > 0: only the last `window` positions; soft_cap > 0: cap * tanh(score / cap). Invisible positions
+// are never read as values: whatever lies in such slots, NaN included, has no effect.
+// Order, for each query row and head: the context is cut into chunks of kAttentionChunk absolute positions. In a chunk: scores
+// (sum over d ascending by fma, then * scale), their maximum m, weights exp(score - m), their sum l (lane-wise partial
+// sums, folded), and o = sum of weight * value, tokens ascending by fma. Chunks with a visible position are merged in
+// ascending order: M' = max(M, m), L' = L * exp(M - M') + l * exp(m - M'), O likewise; the result is O / L. As chunks are
+// computed apart, threads may share one sequence: through `shared`, where partial results wait for their turn.
+constexpr int64_t kAttentionChunk = 128;
 struct AttentionArgs {
   int64_t num_seqs, rows, num_heads;
   const float* q; int64_t ldq; float* y; int64_t ldy;
@@ -110,10 +114,12 @@ struct AttentionArgs {
   float scale, soft_cap; int64_t window;
   KvLayer kv;
   uint8_t* scratch; size_t scratch_bytes;   // this thread's own, at least attention_scratch(head_dim) bytes
+  // All threads' own together, 64-byte aligned, zeroed once when it is made (each call leaves the counters zero), 256 KiB a thread
+  // is plenty. Null, or too small for a long context: a sequence's kv head is then not shared by threads; no bit changes.
+  uint8_t* shared = nullptr; size_t shared_bytes = 0;
 };
 
-// Sampling of one row, whole; see sample.cpp for the order of the steps (vLLM's): bias and allowed ids and min-token mask, penalties,
-// temperature, top-k, top-p, min-p, draw by Philox(seed, position). All arrays are the row's own.
+// Sampling of one row, whole; sample.cpp states the steps and their order (vLLM's). All arrays are the row's own.
 struct SampleRow {
   float* logits;                       // [vocab], changed in place
   float temperature;                   // 0: greedy, ties to the lowest id

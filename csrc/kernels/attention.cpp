@@ -1,0 +1,501 @@
+// Causal grouped-query attention over the paged cache: prefill, chunked prefill and decode in one kernel.
+//
+// q, y [rows][num_heads * head_dim] fp32; y may be q. The cache's layout and the order of every sum: kernels.h.
+// A unit of work is one kv head of one sequence and a tile of its query rows; "row" below means one query row of one of the
+// query heads that share the kv head, so that K and V of a chunk are read (and, if it pays, widened) once for all of them.
+// The rows of a block are computed together, but each by its own operations in its own order.
+#include <algorithm>
+
+#include "kernels/decl.h"
+#include "simd.h"
+
+namespace octavo::OCTAVO_NS {
+namespace {
+
+constexpr int64_t kTile = 16;
+constexpr int64_t kChunk = kAttentionChunk;
+constexpr int64_t kTiles = kChunk / kTile;
+constexpr int64_t kMaxRows = 96;    // of a unit; with head_dim 64 its state and a widened chunk fit into 256 KiB
+constexpr int64_t kWidenAbove = 12; // rows from which a bf16 chunk is widened into scratch instead of in each use
+constexpr int64_t kSplitRows = 16;  // a unit of at most so many rows may be shared by threads, chunk by chunk
+constexpr int kPerTile = int(kTile) / kLanes;
+constexpr int kBlockRows = 6;
+const float kInf = std::numeric_limits<float>::infinity();
+
+inline F load_kv(const float* p) { return load(p); }
+inline F load_kv(const uint16_t* p) { return load_bf16(p); }
+
+int64_t padded(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+
+// Vectors of one row that a block of `rows` rows computes together: as many as the registers hold, a power of two.
+constexpr int vectors_for(int rows) {
+  const int accumulators = kRegisters >= 32 ? 24 : 12;
+  int n = 8;
+  while (n > 1 && n * rows > accumulators) n /= 2;
+  return n;
+}
+
+// ---- scores: s[r][t] = sum over d ascending of q[r][d] * k[d][t] ----
+
+template <int R, int T, class E>
+void score_tiles(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s) {
+  constexpr int V = T * kPerTile;
+  F sum[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) sum[r][v] = zero();
+  for (int64_t d = 0; d < head_dim; ++d) {
+    F each[R];
+    for (int r = 0; r < R; ++r) each[r] = set1(q[r * ldq + d]);
+    for (int v = 0; v < V; ++v) {
+      const F key = load_kv(k[v / kPerTile] + d * kTile + v % kPerTile * kLanes);
+      for (int r = 0; r < R; ++r) sum[r][v] = fma(each[r], key, sum[r][v]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) store(s + r * kChunk + v * kLanes, sum[r][v]);
+}
+
+// Tiles [t, end), T at a time, the rest by halves.
+template <int R, int T, class E>
+void score_from(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, int64_t t, int64_t end) {
+  for (; t + T <= end; t += T) score_tiles<R, T>(q, ldq, k + t, head_dim, s + t * kTile);
+  if constexpr (T > 1)
+    if (t < end) score_from<R, T / 2>(q, ldq, k, head_dim, s, t, end);
+}
+
+template <int R, class E>
+void score(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, int64_t first, int64_t end) {
+  constexpr int T = vectors_for(R) / kPerTile;
+  score_from<R, (T < 1 ? 1 : T)>(q, ldq, k, head_dim, s, first, end);
+}
+
+// ---- values: o[r][d] += sum over tokens [first, end) ascending of p[r][t] * v[t][d] ----
+
+template <int R, int V, class E>
+void value_columns(const float* p, const E* const* v, int64_t ldv, int64_t d, float* o, int64_t ldo, int64_t first, int64_t end) {
+  F sum[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < V; ++j) sum[r][j] = load(o + r * ldo + d + j * kLanes);
+  for (int64_t t = first; t < end;) {
+    const E* value = v[t / kTile] + t % kTile * ldv + d;
+    const int64_t stop = std::min(end, (t / kTile + 1) * kTile);
+    for (; t < stop; ++t, value += ldv) {
+      F each[R];
+      for (int r = 0; r < R; ++r) each[r] = set1(p[r * kChunk + t]);
+      for (int j = 0; j < V; ++j) {
+        const F column = load_kv(value + j * kLanes);
+        for (int r = 0; r < R; ++r) sum[r][j] = fma(each[r], column, sum[r][j]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < V; ++j) store(o + r * ldo + d + j * kLanes, sum[r][j]);
+}
+
+struct Visible { int64_t first, end; };  // positions of a chunk that a row sees, relative to the chunk; empty if first >= end
+
+// Columns [d, d + V * kLanes) of R rows: tokens that only some rows see are added row by row, the common ones together.
+template <int R, int V, class E>
+void value_rows(const float* p, const E* const* v, int64_t ldv, int64_t d, float* o, int64_t ldo, const Visible* seen) {
+  int64_t first = seen[0].first, end = seen[0].end;
+  for (int r = 1; r < R; ++r) first = std::max(first, seen[r].first), end = std::min(end, seen[r].end);
+  if (R == 1 || first >= end) {
+    for (int r = 0; r < R; ++r)
+      if (seen[r].first < seen[r].end) value_columns<1, V>(p + r * kChunk, v, ldv, d, o + r * ldo, ldo, seen[r].first, seen[r].end);
+    return;
+  }
+  for (int r = 0; r < R; ++r)
+    if (seen[r].first < first) value_columns<1, V>(p + r * kChunk, v, ldv, d, o + r * ldo, ldo, seen[r].first, first);
+  value_columns<R, V>(p, v, ldv, d, o, ldo, first, end);
+  for (int r = 0; r < R; ++r)
+    if (end < seen[r].end) value_columns<1, V>(p + r * kChunk, v, ldv, d, o + r * ldo, ldo, end, seen[r].end);
+}
+
+// Calls f with the number of rows, 1 to kBlockRows, as a constant.
+template <int N>
+struct Constant { static constexpr int value = N; };
+template <class Fn>
+void with_rows(int rows, Fn f) {
+  switch (rows) {
+    case 1: return f(Constant<1>());
+    case 2: return f(Constant<2>());
+    case 3: return f(Constant<3>());
+    case 4: return f(Constant<4>());
+    case 5: return f(Constant<5>());
+    default: return f(Constant<6>());
+  }
+}
+
+// ---- one unit of work ----
+
+struct Scratch {
+  float *q, *out, *chunk_out, *scores, *keys, *values;
+  size_t layout(int64_t head_dim, uint8_t* base) {
+    const int64_t width = padded(head_dim);
+    size_t used = 0;
+    const auto place = [&](float*& part, int64_t count) {
+      if (base) part = reinterpret_cast<float*>(base + used);
+      used += size_t(count) * 4;
+    };
+    place(q, kMaxRows * width);
+    place(out, kMaxRows * width);
+    place(chunk_out, kMaxRows * width);
+    place(scores, kMaxRows * kChunk);
+    place(keys, kChunk * head_dim);
+    place(values, kChunk * width);
+    return used + 64;
+  }
+};
+
+struct Unit {
+  int64_t seq, kv_head;
+  int64_t first_head, num_heads;  // query heads [first_head, first_head + num_heads) of this kv head
+  int64_t first_row, num_rows;    // query rows, in the batch
+  int64_t position;               // of first_row
+  int64_t count() const { return num_rows * num_heads; }
+  int64_t first_chunk(int64_t window) const { return window > 0 ? std::max<int64_t>(0, position - window + 1) / kChunk : 0; }
+  int64_t end_chunk() const { return (position + num_rows - 1) / kChunk + 1; }
+};
+
+class Worker {
+ public:
+  Worker(const AttentionArgs& a, const Unit& u, const Scratch& s)
+      : a_(a), u_(u), s_(s), dim_(a.kv.head_dim), width_(padded(dim_)), n_(u.count()), blocks_((n_ + kBlockRows - 1) / kBlockRows) {
+    const bool whole_vectors = dim_ % kLanes == 0;
+    widen_ = !whole_vectors || (a.kv.type == KvType::bf16 && n_ > kWidenAbove);
+    for (int64_t i = 0; i < n_; ++i) std::memcpy(s_.q + i * width_, query(i), size_t(dim_) * 4);
+  }
+
+  // Chunks [first, end), merged into the running state as they come.
+  void run(int64_t first, int64_t end) {
+    for (int64_t i = 0; i < n_; ++i) started_[i] = false;
+    for (int64_t c = first; c < end; ++c) {
+      compute(c);
+      for (int64_t i = 0; i < n_; ++i) merge(c, i, m_[i], l_[i], s_.chunk_out + i * width_);
+    }
+    for (int64_t i = 0; i < n_; ++i) write(i);
+  }
+
+  // Chunks [first, end) left apart, for merge_parts(): row i of chunk c at part(base, c - origin, i).
+  void run_apart(int64_t first, int64_t end, int64_t origin, float* base) {
+    for (int64_t c = first; c < end; ++c) {
+      compute(c);
+      for (int64_t i = 0; i < n_; ++i) {
+        float* p = part(base, c - origin, i);
+        p[0] = m_[i];
+        p[1] = l_[i];
+        std::memcpy(p + kTile, s_.chunk_out + i * width_, size_t(width_) * 4);
+      }
+    }
+  }
+
+  void merge_parts(int64_t first, int64_t end, float* base) {
+    for (int64_t i = 0; i < n_; ++i) started_[i] = false;
+    for (int64_t c = first; c < end; ++c)
+      for (int64_t i = 0; i < n_; ++i) {
+        const float* p = part(base, c - first, i);
+        merge(c, i, p[0], p[1], p + kTile);
+      }
+    for (int64_t i = 0; i < n_; ++i) write(i);
+  }
+
+  static size_t part_bytes(int64_t chunks, int64_t rows, int64_t head_dim) {
+    return size_t(chunks * rows * (padded(head_dim) + kTile)) * 4;
+  }
+
+ private:
+  float* part(float* base, int64_t chunk, int64_t i) const { return base + (chunk * n_ + i) * (width_ + kTile); }
+  int64_t offset(int64_t i) const { return (u_.first_head + i % u_.num_heads) * dim_; }
+  const float* query(int64_t i) const { return a_.q + (u_.first_row + i / u_.num_heads) * a_.ldq + offset(i); }
+
+  Visible visible(int64_t chunk, int64_t i) const {
+    const int64_t position = u_.position + i / u_.num_heads, start = chunk * kChunk;
+    const int64_t first = a_.window > 0 ? std::max<int64_t>(0, position - a_.window + 1) : 0;
+    return {std::max<int64_t>(0, first - start), std::min(kChunk, position + 1 - start)};
+  }
+
+  // Rows of block b: as even as possible, at most kBlockRows.
+  int64_t block_start(int64_t b) const { return n_ * b / blocks_; }
+
+  void compute(int64_t chunk) {
+    for (int64_t i = 0; i < n_; ++i) seen_[i] = visible(chunk, i);
+    int64_t first = kChunk, end = 0;
+    for (int64_t i = 0; i < n_; ++i)
+      if (seen_[i].first < seen_[i].end) first = std::min(first, seen_[i].first), end = std::max(end, seen_[i].end);
+    if (a_.kv.type == KvType::f32)
+      compute_as<float>(chunk, first, end);
+    else
+      compute_as<uint16_t>(chunk, first, end);
+  }
+
+  template <class E>
+  void compute_as(int64_t chunk, int64_t first, int64_t end) {
+    const E *keys[kTiles] = {}, *values[kTiles] = {};
+    const KvLayer& kv = a_.kv;
+    const int32_t* table = a_.block_table + u_.seq * a_.ld_block_table;
+    for (int64_t t = first / kTile; t * kTile < end; ++t) {
+      const int64_t position = chunk * kChunk + t * kTile, block = table[position / kv.block_size];
+      const int64_t tile = (block * kv.num_kv_heads + u_.kv_head) * (kv.block_size / kTile) + position % kv.block_size / kTile;
+      keys[t] = reinterpret_cast<const E*>(kv.k) + tile * kTile * dim_;
+      values[t] = reinterpret_cast<const E*>(kv.v) + tile * kTile * dim_;
+    }
+    if (!widen_) return compute_on(keys, values, dim_, first, end);
+    const float *wide_keys[kTiles] = {}, *wide_values[kTiles] = {};
+    for (int64_t t = first / kTile; t * kTile < end; ++t) {
+      float* k = s_.keys + t * kTile * dim_;
+      float* v = s_.values + t * kTile * width_;
+      for (int64_t d = 0; d < dim_ * kTile; d += kLanes) store(k + d, load_kv(keys[t] + d));
+      for (int64_t i = 0; i < kTile; ++i) widen_row(values[t] + i * dim_, v + i * width_);
+      wide_keys[t] = k;
+      wide_values[t] = v;
+    }
+    compute_on(wide_keys, wide_values, width_, first, end);
+  }
+
+  void widen_row(const float* from, float* to) const {
+    std::memcpy(to, from, size_t(dim_) * 4);
+    for (int64_t d = dim_; d < width_; ++d) to[d] = 0.0f;
+  }
+  void widen_row(const uint16_t* from, float* to) const {
+    int64_t d = 0;
+    for (; d + kLanes <= dim_; d += kLanes) store(to + d, load_bf16(from + d));
+    for (; d < dim_; ++d) to[d] = bf16_to_float(from[d]);
+    for (; d < width_; ++d) to[d] = 0.0f;
+  }
+
+  template <class E>
+  void compute_on(const E* const* keys, const E* const* values, int64_t ldv, int64_t first, int64_t end) {
+    if (blocks_ == 1) {
+      scores(0, keys, first / kTile, (end + kTile - 1) / kTile);
+    } else {
+      // Tile by tile, so that a tile of K stays in the first cache while all rows pass over it.
+      constexpr int64_t kTogether = std::max(1, vectors_for(kBlockRows) / kPerTile);
+      for (int64_t t = first / kTile; t * kTile < end; t += kTogether)
+        for (int64_t b = 0; b < blocks_; ++b) scores(b, keys, t, std::min(t + kTogether, (end + kTile - 1) / kTile));
+    }
+    for (int64_t i = 0; i < n_; ++i) weigh(i);
+    std::memset(s_.chunk_out, 0, size_t(n_ * width_) * 4);
+    const int64_t vectors = ldv / kLanes, most = vectors_for(int((n_ + blocks_ - 1) / blocks_));
+    for (int64_t at = 0, v = most; at < vectors; at += v) {
+      while (at + v > vectors) v /= 2;
+      for (int64_t b = 0; b < blocks_; ++b) value_block(b, values, ldv, at * kLanes, int(v));
+    }
+  }
+
+  // Scores of block b for its tiles within [t, end): tiles that no row of the block sees are left out.
+  template <class E>
+  void scores(int64_t b, const E* const* keys, int64_t t, int64_t end) {
+    const int64_t from = block_start(b), to = block_start(b + 1);
+    int64_t low = kChunk, high = 0;
+    for (int64_t i = from; i < to; ++i)
+      if (seen_[i].first < seen_[i].end) low = std::min(low, seen_[i].first), high = std::max(high, seen_[i].end);
+    t = std::max(t, low / kTile);
+    end = std::min(end, (high + kTile - 1) / kTile);
+    if (t >= end) return;
+    with_rows(int(to - from), [&](auto rows) {
+      score<decltype(rows)::value>(s_.q + from * width_, width_, keys, dim_, s_.scores + from * kChunk, t, end);
+    });
+  }
+
+  // Columns [d, d + v * kLanes) of block b.
+  template <class E>
+  void value_block(int64_t b, const E* const* values, int64_t ldv, int64_t d, int v) {
+    const int64_t from = block_start(b), to = block_start(b + 1);
+    with_rows(int(to - from), [&](auto rows) {
+      constexpr int R = decltype(rows)::value, kMost = vectors_for(R);
+      const auto add_columns = [&](auto vectors) {
+        constexpr int V = decltype(vectors)::value;
+        if constexpr (V <= kMost)
+          value_rows<R, V>(s_.scores + from * kChunk, values, ldv, d, s_.chunk_out + from * width_, width_, seen_ + from);
+      };
+      if (v == 8) return add_columns(Constant<8>());
+      if (v == 4) return add_columns(Constant<4>());
+      if (v == 2) return add_columns(Constant<2>());
+      return add_columns(Constant<1>());
+    });
+  }
+
+  // Row i: raw scores become weights relative to the chunk's own maximum.
+  void weigh(int64_t i) {
+    const Visible seen = seen_[i];
+    if (seen.first >= seen.end) return;
+    float* s = s_.scores + i * kChunk;
+    const int64_t low = seen.first / kTile * kTile, high = (seen.end + kTile - 1) / kTile * kTile;
+    for (int64_t t = low; t < seen.first; ++t) s[t] = -kInf;
+    for (int64_t t = seen.end; t < high; ++t) s[t] = -kInf;
+    const F scale = set1(a_.scale), cap = set1(a_.soft_cap);
+    F top = set1(-kInf);
+    for (int64_t t = low; t < high; t += kLanes) {
+      F x = mul(load(s + t), scale);
+      if (a_.soft_cap > 0.0f) x = mul(cap, tanh(div(x, cap)));
+      top = max(top, x);
+      store(s + t, x);
+    }
+    // Again, because a capped -inf is -cap.
+    for (int64_t t = low; t < seen.first; ++t) s[t] = -kInf;
+    for (int64_t t = seen.end; t < high; ++t) s[t] = -kInf;
+    m_[i] = reduce_max(top);
+    const F m = set1(m_[i]);
+    F sum = zero();
+    for (int64_t t = low; t < high; t += kLanes) {
+      const F p = exp(sub(load(s + t), m));
+      sum = octavo::OCTAVO_NS::add(sum, p);
+      store(s + t, p);
+    }
+    l_[i] = reduce_add(sum);
+  }
+
+  void merge(int64_t chunk, int64_t i, float m, float l, const float* o) {
+    const Visible seen = visible(chunk, i);
+    if (seen.first >= seen.end) return;
+    float* out = s_.out + i * width_;
+    if (!started_[i]) {
+      started_[i] = true;
+      total_m_[i] = m;
+      total_l_[i] = l;
+      std::memcpy(out, o, size_t(width_) * 4);
+      return;
+    }
+    const float top = m > total_m_[i] ? m : total_m_[i];
+    const F old_factor = exp(set1(total_m_[i] - top)), new_factor = exp(set1(m - top));
+    float factors[2][kLanes];
+    store(factors[0], old_factor);
+    store(factors[1], new_factor);
+    total_m_[i] = top;
+    total_l_[i] = total_l_[i] * factors[0][0] + l * factors[1][0];
+    for (int64_t d = 0; d < width_; d += kLanes) store(out + d, fma(load(out + d), old_factor, mul(load(o + d), new_factor)));
+  }
+
+  void write(int64_t i) const {
+    float* y = a_.y + (u_.first_row + i / u_.num_heads) * a_.ldy + offset(i);
+    const F inverse = set1(1.0f / total_l_[i]);
+    const float* out = s_.out + i * width_;
+    int64_t d = 0;
+    for (; d + kLanes <= dim_; d += kLanes) store(y + d, mul(load(out + d), inverse));
+    if (d < dim_) store_n(y + d, mul(load(out + d), inverse), int(dim_ - d));
+  }
+
+  const AttentionArgs& a_;
+  const Unit& u_;
+  const Scratch& s_;
+  const int64_t dim_, width_, n_, blocks_;
+  bool widen_;
+  Visible seen_[kMaxRows];
+  bool started_[kMaxRows];
+  float m_[kMaxRows], l_[kMaxRows], total_m_[kMaxRows], total_l_[kMaxRows];
+};
+
+// ---- the division of the work ----
+
+// Visits every unit, in an order and a shape that depend on the arguments alone.
+template <class Fn>
+void for_each_unit(const AttentionArgs& a, int64_t tile_rows, Fn f) {
+  const int64_t group = a.num_heads / a.kv.num_kv_heads, heads = std::min(group, kMaxRows);
+  for (int64_t s = 0; s < a.num_seqs; ++s) {
+    const int64_t begin = a.query_start[s], end = a.query_start[s + 1];
+    for (int64_t h = 0; h < a.kv.num_kv_heads; ++h)
+      for (int64_t first = 0; first < group; first += heads)
+        for (int64_t row = begin; row < end; row += tile_rows) {
+          const int64_t rows = std::min(tile_rows, end - row);
+          f(Unit{s, h, h * group + first, std::min(heads, group - first), row, rows, a.seq_lens[s] - (end - row)});
+        }
+  }
+}
+
+// About what a token of context costs, in products with one row: reading and widening K and V is worth some ten rows.
+int64_t weight(const Unit& u) { return u.count() + 10; }
+
+int64_t cost(const Unit& u, int64_t window) {
+  const int64_t tokens = u.position + u.num_rows - u.first_chunk(window) * kChunk;
+  return weight(u) * (tokens + 16);
+}
+
+// Query rows of a unit: many rows use a chunk of K and V well, but each thread should find several units.
+int64_t choose_tile_rows(const AttentionArgs& a, int nth) {
+  const int64_t heads = std::min(a.num_heads / a.kv.num_kv_heads, kMaxRows);
+  int64_t rows = std::max<int64_t>(1, kMaxRows / heads);
+  while (rows > 1 && rows * heads > 24 && (a.rows / rows + a.num_seqs) * a.kv.num_kv_heads < 6 * nth) rows = (rows + 1) / 2;
+  return rows;
+}
+
+// One unit that several threads share: a counter, then the chunks' partial results.
+struct Shared {
+  uint8_t* base;
+  size_t bytes;
+  float* parts() const { return reinterpret_cast<float*>(base + 64); }
+  bool fits(const Unit& u, int64_t chunks, int64_t head_dim) const {
+    return base && 64 + Worker::part_bytes(chunks, u.count(), head_dim) <= bytes;
+  }
+  // True for the last of `sharers` to arrive, who sees what all the others have written.
+  bool last_of(int sharers) const {
+    int32_t* counter = reinterpret_cast<int32_t*>(base);
+    if (__atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL) < sharers) return false;
+    __atomic_store_n(counter, 0, __ATOMIC_RELAXED);
+    return true;
+  }
+};
+
+class Division {
+ public:
+  Division(const AttentionArgs& a, int64_t total, int nth) : a_(a), total_(std::max<int64_t>(1, total)), nth_(nth) {}
+
+  // The thread whose share of the total cost holds the point `at`.
+  int owner(int64_t at) const { return int(std::min<int64_t>(nth_ - 1, at * nth_ / total_)); }
+  int owner_of_chunk(const Unit& u, int64_t start, int64_t chunk) const {
+    return owner(start + weight(u) * ((chunk - u.first_chunk(a_.window)) * kChunk + kChunk / 2));
+  }
+  // A unit that begins in thread t's share and ends in a later one's is shared through slot t; no other unit can be.
+  Shared slot(int thread) const {
+    const size_t bytes = a_.shared ? a_.shared_bytes / size_t(nth_) / 64 * 64 : 0;
+    return {bytes > 0 ? a_.shared + size_t(thread) * bytes : nullptr, bytes};
+  }
+
+ private:
+  const AttentionArgs& a_;
+  const int64_t total_;
+  const int nth_;
+};
+
+void run_unit(const AttentionArgs& a, const Division& division, const Unit& u, int64_t start, int ith, const Scratch& scratch) {
+  const int64_t first = u.first_chunk(a.window), end = u.end_chunk();
+  const int head = division.owner_of_chunk(u, start, first), tail = division.owner_of_chunk(u, start, end - 1);
+  const Shared shared = division.slot(head);
+  if (head == tail || u.count() > kSplitRows || !shared.fits(u, end - first, a.kv.head_dim)) {
+    const int owner = head == tail ? head : division.owner(start + cost(u, a.window) / 2);
+    if (owner == ith) Worker(a, u, scratch).run(first, end);
+    return;
+  }
+  if (ith < head || ith > tail) return;
+  int64_t from = end, to = first;
+  int sharers = 0;
+  for (int64_t c = first, previous = -1; c < end; ++c) {
+    const int owner = division.owner_of_chunk(u, start, c);
+    sharers += owner != previous;
+    previous = owner;
+    if (owner == ith) from = std::min(from, c), to = c + 1;
+  }
+  if (from >= to) return;
+  Worker worker(a, u, scratch);
+  worker.run_apart(from, to, first, shared.parts());
+  if (shared.last_of(sharers)) worker.merge_parts(first, end, shared.parts());
+}
+
+}  // namespace
+
+size_t attention_scratch(int64_t head_dim) { return Scratch{}.layout(head_dim, nullptr); }
+
+void attention(const AttentionArgs& a, int ith, int nth) {
+  Scratch scratch{};
+  scratch.layout(a.kv.head_dim, a.scratch);
+  const int64_t tile_rows = choose_tile_rows(a, nth);
+  int64_t total = 0;
+  for_each_unit(a, tile_rows, [&](const Unit& u) { total += cost(u, a.window); });
+  const Division division(a, total, nth);
+  int64_t start = 0;
+  for_each_unit(a, tile_rows, [&](const Unit& u) {
+    run_unit(a, division, u, start, ith, scratch);
+    start += cost(u, a.window);
+  });
+}
+
+}  // namespace octavo::OCTAVO_NS
