@@ -1,0 +1,83 @@
+"""Models from the Hugging Face hub, through its own client; files that are on this machine already are used without asking the network.
+
+Imported only for a hub id. Fetches configuration, tokenizer and weights, never code.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.utils import disable_progress_bars
+
+from octavo.config import cache_dir
+from octavo.errors import ConfigError
+from octavo.loader.resolve import INDEX
+
+COMPANIONS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
+FAULTS = (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, HFValidationError, OSError, ValueError)
+
+
+def hub_path(model: str, revision: str | None, download_dir: str | None, load_format: str, progress: bool) -> Path:
+    """The folder of `org/name`, or the file of `org/name/FILE.gguf`, on this machine.
+
+    Looks into `download_dir` if given, else into the hub client's own cache and then into ours, which is where it fetches to.
+    Raises ConfigError with the client's reason.
+    """
+    if not progress:
+        disable_progress_bars()
+    kept = [Path(download_dir).expanduser()] if download_dir else [Path(constants.HF_HUB_CACHE), cache_dir() / "hub"]
+    org, name, *rest = model.split("/")
+    repo = f"{org}/{name}"
+    for cache in kept:
+        if (found := local(repo, rest, revision, cache, load_format)) is not None:
+            return found
+    try:
+        return fetch(repo, rest, revision, kept[-1], load_format)
+    except FAULTS as e:
+        reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        raise ConfigError(f"model = {model!r}: is not on this machine and could not be fetched from the hub: {reason}") from None
+
+
+def local(repo: str, rest: list[str], revision: str | None, cache: Path, load_format: str) -> Path | None:
+    """What is here, if it is all here: the client also answers with the folder of a download that was cut off."""
+    try:
+        if rest:
+            return Path(hf_hub_download(repo, rest[0], revision=revision, cache_dir=cache, local_files_only=True))
+        folder = Path(snapshot_download(repo, revision=revision, cache_dir=cache, local_files_only=True))
+    except FAULTS:
+        return None
+    has_weights = is_complete(folder) or (load_format != "safetensors" and any(folder.glob("*.gguf")))
+    return folder if has_weights else None
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the configuration and all safetensors that the index names are in the folder."""
+    if not (folder / "config.json").exists():
+        return False
+    try:
+        shards = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+    except OSError:
+        return any(folder.glob("*.safetensors"))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return False
+    return all((folder / str(shard)).exists() for shard in shards)
+
+
+def fetch(repo: str, rest: list[str], revision: str | None, cache: Path, load_format: str) -> Path:
+    if rest:
+        return Path(hf_hub_download(repo, rest[0], revision=revision, cache_dir=cache))
+    files = HfApi().list_repo_files(repo, revision=revision)
+    ggufs = [file for file in files if file.endswith(".gguf")]
+    if load_format != "gguf" and any(file.endswith(".safetensors") for file in files):
+        weights = ["*.safetensors"]
+    elif load_format != "safetensors" and len(ggufs) == 1:
+        weights = ggufs
+    elif ggufs and load_format != "safetensors":
+        raise ConfigError(f"model = {repo!r}: holds {len(ggufs)} gguf files; give one of them: {repo}/{ggufs[0]}, ...")
+    else:
+        wanted = ".safetensors or .gguf" if load_format == "auto" else f".{load_format}"
+        raise ConfigError(f"model = {repo!r}: has no {wanted} file on the hub")
+    return Path(snapshot_download(repo, revision=revision, cache_dir=cache, allow_patterns=[*COMPANIONS, *weights]))
