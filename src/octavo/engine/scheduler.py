@@ -1,0 +1,334 @@
+"""Continuous batching: which requests compute how many tokens in the next step, and in which blocks.
+
+The batch is decided anew for every step, from one budget of `max_num_batched_tokens`:
+
+ 1. Every running request that decodes gets its one token, and running prompts share the rest, earliest first, in chunks. The
+    budget is at least `max_num_seqs`, so a long prompt cannot stop a decode, and decodes always leave a prompt something.
+ 2. Blocks for these tokens are found, earliest request first. Where none are left, the *latest* running request is preempted:
+    it loses its blocks and goes back to the queue, to its old place. A request for which nobody later is left just waits.
+ 3. With what is left of the budget, requests are admitted from the front of the queue, in order, until one does not fit.
+    Nobody is bypassed.
+
+Earlier and later are by `Request.key`: by arrival, or by priority and then arrival.
+
+**Progress.** Claim: while anything is running, every step computes at least one token of the earliest running request, E; and
+while nothing is running, the front of the queue is admitted. Proof: by (1) E gets a token. By (2) it is never preempted: a victim
+is the latest running one, and never the one that asks. If it lacks blocks, all others are preempted in turn, after which every
+block that E does not hold is available; admission has refused all that could not fit the empty pool, so E finds its block. With
+nothing running every block is available, and the front of the queue fits for the same reason. A request has finitely many tokens
+and no earlier one can be added for ever (of one priority, keys grow), so every request ends.
+
+**Bounded preemption.** Being preempted costs computing again. Three things bound it:
+ - A newcomer must leave free what all running requests surely need next, and a share of what they may still need. The share,
+   `caution`, rises with each preemption and decays without, so a pool that is too small for its load settles down.
+ - Blocks of a preempted request stay in the prefix cache until somebody needs them.
+ - A request that was preempted MAX_PREEMPTIONS times is *guarded*: it is admitted only when the most that it and all running
+   requests can ever need fits, and while it runs, others are admitted by the same rule. So while it runs
+   nobody can lack a block, and no request is ever preempted more than MAX_PREEMPTIONS times.
+
+Knows nothing of stop rules, of results, or of who asked.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from typing import NamedTuple
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.engine.block_pool import BlockPool, InvariantError, num_blocks_for
+from octavo.engine.policy import WaitingQueue
+from octavo.engine.request import Request, RequestStatus
+from octavo.engine.stats import Totals
+from octavo.protocol import BlockCopy, ScheduledRequest, SchedulerOutput
+
+MAX_PREEMPTIONS = 4
+CAUTION_RISE = 0.25  # on each preemption
+CAUTION_DECAY = 0.99  # in each step
+
+
+class Start(NamedTuple):
+    """Where a newcomer begins: blocks of others that hold its first tokens, how many tokens that are, and whether it asked the cache."""
+
+    block_ids: list[int]
+    num_tokens: int
+    is_lookup: bool
+
+
+class Scheduler:
+    """The queue, the running requests and their blocks. `schedule` makes a plan, `settle` takes back its members."""
+
+    def __init__(self, config: SchedulerConfig, cache: CacheConfig, totals: Totals) -> None:
+        self.max_num_batched_tokens = config.max_num_batched_tokens
+        self.max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self.block_size = cache.block_size
+        self.pool = BlockPool(cache.num_blocks, cache.enable_prefix_caching)
+        self.totals = totals
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []  # by key
+        self.families: dict[str, list[Request]] = {}  # running requests by parent_id, in order of admission
+        self.in_flight: list[Request] = []  # of the plan that is being computed, in its order
+        self.broken: list[tuple[Request, str]] = []  # requests that raised while they were scheduled
+        self.released_ids: list[str] = []  # that the runner still knows
+        self.caution = 0.0
+
+    def add(self, request: Request) -> None:
+        self.waiting.push(request)
+
+    # --- a step ---
+
+    def schedule(self, step: int, now: float) -> SchedulerOutput | None:
+        """The plan of the next step, or None if there is nothing to compute. Only after the last plan was settled."""
+        if self.in_flight:
+            raise InvariantError("a step is in flight")
+        plan = SchedulerOutput(step, [], [], [], [], 0)
+        self.caution *= CAUTION_DECAY
+
+        all_placed = self._schedule_running(plan)
+        if all_placed:
+            self._admit(plan, now)
+
+        if not plan.scheduled:
+            return None
+        plan.released_request_ids, self.released_ids = self.released_ids, []
+        return plan
+
+    def settle(self) -> list[Request]:
+        """The step is over: its members, in the plan's order. Those that ended while it ran give their blocks back now."""
+        members, self.in_flight = self.in_flight, []
+        for request in members:
+            request.num_in_flight_tokens = 0
+            if request.is_finished:
+                self._release_blocks(request)
+        return members
+
+    def _schedule_running(self, plan: SchedulerOutput) -> bool:
+        """False if blocks ran out. Then nobody is to be admitted."""
+        all_placed = True
+        for request, num_tokens in self._deal_budget():
+            if request.status is not RequestStatus.RUNNING:
+                all_placed = False  # it was preempted for an earlier one
+            elif num_tokens > 0:
+                try:
+                    if self._make_room(request, num_tokens, plan):
+                        self._put(request, num_tokens, plan)
+                    else:
+                        all_placed = False
+                except Exception as error:  # the boundary: one request's data must not end the engine
+                    self._break(request, error)
+        return all_placed
+
+    def _deal_budget(self) -> list[tuple[Request, int]]:
+        """Tokens for each running request: one for each decode, the rest to prompts in order."""
+        pending = [request.num_pending_tokens for request in self.running]
+        left = self.max_num_batched_tokens - pending.count(1)
+        for i, num_tokens in enumerate(pending):
+            if num_tokens > 1:
+                pending[i] = min(num_tokens, left)
+                left -= pending[i]
+        return list(zip(self.running, pending, strict=True))
+
+    def _make_room(self, request: Request, num_tokens: int, plan: SchedulerOutput) -> bool:
+        """Blocks for a running request, taken from later ones if need be. False: it must wait for earlier ones to end."""
+        while not self._take_blocks(request, num_tokens, plan):
+            if self.running[-1] is not request:
+                self._preempt(self.running[-1])
+            elif len(self.running) > 1:
+                return False
+            else:
+                raise InvariantError(f"request {request.request_id} is alone and does not fit")
+        return True
+
+    def _take_blocks(self, request: Request, num_tokens: int, plan: SchedulerOutput) -> bool:
+        """Extend the table for the next `num_tokens` tokens and make each block that they go to the request's own.
+
+        False, and nothing has changed, if too few blocks are available. Copy on write: a block that others hold, or that can be
+        found, is replaced by a copy. Copies are made before the step computes anything, all from the contents at that time.
+        """
+        table, block_size = request.block_table, self.block_size
+        first = request.num_computed_tokens // block_size
+        foreign = [i for i in range(first, len(table)) if not self.pool.is_writable(table[i])]
+        num_new = num_blocks_for(request.num_computed_tokens + num_tokens, block_size) - len(table)
+        if num_new + len(foreign) > self.pool.num_available:
+            return False
+
+        for i in foreign:
+            source, (target,) = table[i], self.pool.allocate(1)
+            plan.block_copies.append(BlockCopy(source, target))
+            table[i] = target
+            self.pool.release([source])
+        if num_new:
+            table.extend(self.pool.allocate(num_new))
+        return True
+
+    def _put(self, request: Request, num_tokens: int, plan: SchedulerOutput) -> None:
+        """Write the request's share into the plan."""
+        start = request.num_computed_tokens
+        end = start + num_tokens
+        share = ScheduledRequest(
+            request.request_id,
+            request.token_ids[start:end],
+            start,
+            request.block_table.copy(),
+            end == request.num_tokens,
+            request.num_prompt_logprobs_before(end),
+        )
+        if not request.is_known_to_runner:
+            plan.new_requests.append(request.to_new_request())
+            request.is_known_to_runner = True
+        plan.scheduled.append(share)
+        plan.num_tokens += num_tokens
+        request.num_in_flight_tokens = num_tokens
+        self.in_flight.append(request)
+
+    # --- admission ---
+
+    def _admit(self, plan: SchedulerOutput, now: float) -> None:
+        """Admit from the front of the queue while budget, seats and blocks last."""
+        if not self.waiting or len(self.running) >= self.max_num_seqs:
+            return
+        sure, possible = self._owed(self.running)
+        is_guarded = any(request.num_preemptions >= MAX_PREEMPTIONS for request in self.running)
+        while self.waiting and len(self.running) < self.max_num_seqs and plan.num_tokens < self.max_num_batched_tokens:
+            request = self.waiting.peek()
+            is_guarded = is_guarded or request.num_preemptions >= MAX_PREEMPTIONS
+            try:
+                own_sure, own_possible = self._owed([request])
+                share = 1.0 if is_guarded else self.caution
+                if not self._try_admit(
+                    request, sure + own_sure + math.ceil(share * (possible + own_possible)), plan, now
+                ):
+                    return
+                own_sure, own_possible = self._owed([request])  # less: it holds blocks now
+                sure, possible = sure + own_sure, possible + own_possible
+            except Exception as error:  # the boundary, as above
+                self._break(request, error)
+
+    def _owed(self, requests: list[Request]) -> tuple[int, int]:
+        """Blocks that these surely need up to their next token, beyond those that they hold; and that they may need after it."""
+        sure = possible = 0
+        for request in requests:
+            soon = num_blocks_for(min(request.num_tokens + 1, request.max_num_computed_tokens), self.block_size)
+            sure += soon - len(request.block_table)
+            possible += num_blocks_for(request.max_num_computed_tokens, self.block_size) - soon
+        return sure, possible
+
+    def _try_admit(self, request: Request, num_reserved: int, plan: SchedulerOutput, now: float) -> bool:
+        """Admit the queue's front if it and those that run find `num_reserved` blocks. False, and nothing has changed, if not."""
+        start = self._find_start(request)
+        if start is None:
+            return False
+        # Lent blocks need no allocating, but cached ones stop being available, and a part-filled one will be copied.
+        num_needed = num_reserved - len(start.block_ids) + self.pool.count_cached(start.block_ids)
+        num_needed += start.num_tokens % self.block_size > 0
+        if num_needed > self.pool.num_available:
+            return False
+
+        self._join(request, start, now)
+        num_tokens = min(request.num_pending_tokens, self.max_num_batched_tokens - plan.num_tokens)
+        if not self._take_blocks(request, num_tokens, plan):
+            raise InvariantError(f"request {request.request_id} was admitted without enough blocks")
+        self._put(request, num_tokens, plan)
+        return True
+
+    def _find_start(self, request: Request) -> Start | None:
+        """The computed tokens that others lend a newcomer. None: it must wait for its leader.
+
+        Of the requests of one family (n > 1) the first to run computes the prompt. Its siblings wait for that, which holds up the
+        queue only while the leader, which runs, computes its prompt; then they begin with all of the prompt but its last token,
+        whose row they need for their own first sample. If no member runs, the next one is on its own.
+        """
+        most = request.num_tokens - 1  # the last known token is always left to compute: the step samples from its row
+        if request.owes_prompt_logprobs:
+            return Start([], 0, False)  # every row of its prompt is needed
+        if request.num_output_tokens == 0 and request.message.parent_id is not None:
+            must_wait = False
+            for member in self.families.get(request.message.parent_id, ()):
+                if _equal_prompts(member, request):
+                    if member.num_computed_tokens >= most:
+                        return Start(member.block_table[: num_blocks_for(most, self.block_size)], most, False)
+                    must_wait = True
+            if must_wait:
+                return None
+        if not self.pool.enable_prefix_caching:
+            return Start([], 0, False)
+        found = self.pool.match(request.hashes_of_full_blocks(most // self.block_size, self.block_size))
+        return Start(found, len(found) * self.block_size, True)
+
+    def _join(self, request: Request, start: Start, now: float) -> None:
+        """The queue's front becomes a running request."""
+        self.pool.share(start.block_ids)
+        request.block_table = list(start.block_ids)
+        request.num_computed_tokens = start.num_tokens
+        request.num_published_blocks = start.num_tokens // self.block_size
+        if request.scheduled_time is None:
+            request.scheduled_time = now
+            if start.is_lookup:
+                request.num_cached_tokens = min(start.num_tokens, request.num_prompt_tokens)
+                self.totals.prefix_queries += request.num_prompt_tokens
+                self.totals.prefix_hits += request.num_cached_tokens
+
+        self.waiting.pop()
+        request.status = RequestStatus.RUNNING
+        insort(self.running, request, key=_key)
+        if request.message.parent_id is not None:
+            self.families.setdefault(request.message.parent_id, []).append(request)
+
+    # --- leaving ---
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the queue without blocks; its tokens will be computed again."""
+        self._leave(request)
+        self._release_blocks(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self.totals.num_preemptions += 1
+        self.caution = min(1.0, self.caution + CAUTION_RISE)
+        self.waiting.push(request)
+
+    def finish(self, request: Request, is_doubtful: bool = False) -> None:
+        """End a request in any state. Its blocks are free at once, or when the step that uses them is settled.
+
+        `is_doubtful`: what its blocks hold may be wrong; let nobody find it.
+        """
+        if is_doubtful:
+            self.pool.forget(request.block_table)
+        was_running = request.status is RequestStatus.RUNNING
+        request.status = RequestStatus.FINISHED
+        if was_running:
+            self._leave(request)
+        else:
+            self.waiting.note_finished()
+        if request.num_in_flight_tokens == 0:
+            self._release_blocks(request)
+
+    def _leave(self, request: Request) -> None:
+        """Out of the running requests; the runner will be told."""
+        del self.running[bisect_left(self.running, request.key, key=_key)]
+        if request.message.parent_id is not None:
+            family = self.families[request.message.parent_id]
+            family.remove(request)
+            if not family:
+                del self.families[request.message.parent_id]
+        if request.is_known_to_runner:
+            self.released_ids.append(request.request_id)
+            request.is_known_to_runner = False
+
+    def _release_blocks(self, request: Request) -> None:
+        self.pool.release(request.block_table)
+        request.block_table = []
+        request.num_computed_tokens = 0
+        request.num_published_blocks = 0
+
+    def _break(self, request: Request, error: Exception) -> None:
+        """A request that raised ends here; the core reports it."""
+        self.finish(request, is_doubtful=True)
+        self.broken.append((request, f"{type(error).__name__}: {error}"))
+
+
+def _key(request: Request) -> tuple[int, float, int]:
+    return request.key
+
+
+def _equal_prompts(a: Request, b: Request) -> bool:
+    return a.message.cache_salt == b.message.cache_salt and a.message.prompt_token_ids == b.message.prompt_token_ids
