@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class WeightPart:
     scales, mins: float16 [N, G] (w8, w4), mins may be None. Any strides; K is a multiple of the group for w8 and w4.
     """
 
-    codes: NDArray[np.generic]
+    codes: NDArray[Any]
     scales: NDArray[np.float16] | None = None
     mins: NDArray[np.float16] | None = None
 
@@ -116,7 +117,7 @@ def f32_to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
 
 
-def unpack_nibbles(codes: NDArray[np.generic]) -> NDArray[np.uint8]:
+def unpack_nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """uint8 [..., 16] of packed nibbles -> uint8 [..., 32] in element order."""
     return np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.uint8)
 

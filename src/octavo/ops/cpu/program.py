@@ -1,0 +1,154 @@
+"""The native program of a model: traced, planned, its weights re-laid for this machine's kernels; and the KV pool beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo import _native
+from octavo.ops.batch import Batch, KvLayout
+from octavo.ops.cpu.plan import Place, Plan, Planner, Step
+from octavo.ops.cpu.trace import Kind, trace
+from octavo.ops.packed import PackedWeight
+
+F32 = NDArray[np.float32]
+_NONE: F32 = np.zeros(0, np.float32)
+_ABSENT = (-1, 0)
+_NO_QUANT = (-1, 0, 0)
+
+
+class CpuProgram:
+    """Runs a model on the CPU kernels: `forward(batch)`, then `logits(rows)`.
+
+    max_tokens: rows of a batch at most. max_rows: rows of one logits call at most. isa: a variant's name, "" for the best.
+    """
+
+    def __init__(
+        self, model: Any, *, num_blocks: int, block_size: int, kv_dtype: str, max_tokens: int, max_rows: int, max_positions: int, isa: str = ""
+    ) -> None:
+        layout: KvLayout = model.kv_layout
+        self.kv = _native.KvPool(layout.num_layers, num_blocks, block_size, layout.num_kv_heads, layout.head_dim, kv_dtype)
+        self.max_rows = max_rows
+        self._keep: list[object] = []
+        self._packed: dict[int, Any] = {}
+        self._isa = isa
+        self.pack_seconds = 0.0
+        nodes, _, logits = trace(model, max_positions)
+        plan = Planner(nodes, logits).plan(max_tokens, max_rows)
+        self._native = self._assemble(plan, max_tokens, max_rows, model.vocab_size)
+        self._packed.clear()  # keyed by the identity of weights that may be gone from now on
+        self.isa: str = self._native.isa
+
+    def forward(self, batch: Batch) -> None:
+        """All layers over one batch of int32 arrays. Raises ValueError for an index outside its range."""
+        self._native.forward(
+            batch.input_ids_T, batch.positions_T, batch.slot_mapping_T, batch.query_start_S, batch.seq_lens_S, batch.block_table_SB
+        )
+
+    def logits(self, rows_R: NDArray[np.int32]) -> F32:
+        """float32 [R, V] of rows of the last batch, R <= max_rows; a view that the next call overwrites."""
+        return self._native.logits(rows_R)  # type: ignore[no-any-return]
+
+    def copy_blocks(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copies whole blocks, all layers."""
+        self.kv.copy_blocks(np.asarray(source, np.int32), np.asarray(target, np.int32))
+
+    def profile(self, on: bool) -> None:
+        """Times each instruction from now on, waiting included; costs a little."""
+        self._native.profile(on)
+
+    def take_profile(self) -> list[tuple[str, float]]:
+        """(instruction, seconds since the last call) in order of execution."""
+        return list(self._native.take_profile())
+
+    def _assemble(self, plan: Plan, max_tokens: int, max_rows: int, vocab: int) -> Any:
+        native = _native.Program(self.kv, plan.arena_bytes, max_tokens, max_rows, vocab, plan.logits.ref, self._keep, self._isa)
+        for step in plan.steps:
+            getattr(self, f"_{step.op}")(native, step)
+        native.finish()
+        return native
+
+    def _weight(self, weight: PackedWeight) -> Any:
+        """The weight in the kernels' layout, made once: a tied head shares the embedding's."""
+        if id(weight) not in self._packed:
+            start = time.perf_counter()
+            sources = [(part.codes, part.scales, part.mins) for part in weight.parts]
+            self._packed[id(weight)] = _native.pack(weight.kind.value, weight.n, weight.k, sources, self._isa)
+            self._keep.append(self._packed[id(weight)])
+            self.pack_seconds += time.perf_counter() - start
+        return self._packed[id(weight)]
+
+    def _array(self, array: NDArray[np.float32] | None) -> F32:
+        """Contiguous, and kept alive as long as the program."""
+        if array is None:
+            return _NONE
+        kept = np.ascontiguousarray(array, np.float32)
+        self._keep.append(kept)
+        return kept
+
+    def _embed(self, native: Any, step: Step) -> None:
+        native.embed(self._weight(_made(step.weight)), _ref(step.y), step.node.numbers[0])
+
+    def _norm(self, native: Any, step: Step) -> None:
+        weight, bias = step.node.arrays
+        assert weight is not None and step.x is not None
+        head_dim = weight.shape[0] if step.node.kind is Kind.HEAD_NORM else 0
+        layer_norm = step.node.kind is Kind.LAYER_NORM
+        native.norm(
+            step.stage, _ref(step.x), _ref(step.y), self._array(weight), self._array(bias), step.x.width, step.node.numbers[0], layer_norm,
+            step.xq.ref if step.xq else _NO_QUANT, step.store, head_dim,
+        )  # fmt: skip
+
+    def _quantize(self, native: Any, step: Step) -> None:
+        assert step.x is not None and step.xq is not None
+        native.quantize(step.stage, _ref(step.x), step.x.width, step.xq.ref)
+
+    def _linear(self, native: Any, step: Step) -> None:
+        bias = step.node.arrays[0]
+        part = None if bias is None else bias[slice(*step.columns)]
+        quant = step.xq.ref if step.xq else _NO_QUANT
+        weight = self._weight(_made(step.weight))
+        native.linear(step.stage, _ref(step.x), quant, weight, self._array(part), _ref(step.y), _ref(step.b), step.epilogue)
+
+    def _rope(self, native: Any, step: Step) -> None:
+        native.rope(_ref(step.x), _ref(step.y), self._table(step), step.heads, int(step.node.numbers[0]))
+
+    def _table(self, step: Step) -> F32:
+        table = step.node.arrays[0]
+        assert table is not None
+        self._keep.append(table)
+        return table
+
+    def _act(self, native: Any, step: Step) -> None:
+        assert step.y is not None
+        native.act(step.stage, _ref(step.x), _ref(step.y), step.y.width, 0 if step.node.kind is Kind.SILU_MUL else 1)
+
+    def _add(self, native: Any, step: Step) -> None:
+        assert step.y is not None
+        native.add(step.stage, _ref(step.x), _ref(step.b), _ref(step.y), step.y.width)
+
+    def _gather(self, native: Any, step: Step) -> None:
+        assert step.y is not None
+        native.gather(_ref(step.x), _ref(step.y), step.y.width)
+
+    def _kv_write(self, native: Any, step: Step) -> None:
+        assert step.node.spec is not None
+        native.kv_write(_ref(step.x), _ref(step.b), step.node.spec.layer_id)
+
+    def _attention(self, native: Any, step: Step) -> None:
+        spec = step.node.spec
+        assert spec is not None
+        native.attention(_ref(step.x), _ref(step.y), spec.num_heads, spec.layer_id, spec.scale, spec.soft_cap, spec.window)
+
+
+def _ref(place: Place | None) -> tuple[int, int]:
+    return place.ref if place is not None else _ABSENT
+
+
+def _made(weight: PackedWeight | None) -> PackedWeight:
+    assert weight is not None
+    return weight

@@ -1,0 +1,170 @@
+"""The definition of every op, in plain numpy. Slow; the kernels are compared with it, and `--backend reference` runs whole models on it.
+
+# T = tokens, S = sequences, D, K, N = widths, G = groups, H = heads, P = positions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.ops.batch import AttentionSpec, Batch
+from octavo.ops.packed import PackedWeight, WeightKind, WeightPart, bf16_to_f32, f32_to_bf16, unpack_nibbles
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+ROW_GROUP = 32  # inputs that share one scale when a row is quantised
+
+
+@dataclass(slots=True)
+class ReferenceKv:
+    """One layer's cache, by slot: k, v float32 [num_blocks * block_size, H, D]; rounded to bf16 on writing if `bf16`."""
+
+    k: F32
+    v: F32
+    block_size: int
+    bf16: bool
+
+
+def quantize_rows(x_TK: F32) -> tuple[F32, F32]:
+    """Rows to int8 by groups of 32: codes (integers in float32) [T, G, 32] and scales [T, G]; K is padded with zeros to the group."""
+    rows, width = x_TK.shape
+    padded = np.zeros((rows, -(-width // ROW_GROUP) * ROW_GROUP), np.float32)
+    padded[:, :width] = x_TK
+    groups = padded.reshape(rows, -1, ROW_GROUP)
+    scales = np.abs(groups).max(axis=-1) / np.float32(127)
+    safe = np.where(scales > 0, scales, np.float32(1))[..., None]
+    return np.rint(groups / safe).astype(np.float32), scales
+
+
+class ReferenceBackend:
+    """octavo.ops.Backend on numpy arrays; see octavo.ops for what each function means."""
+
+    def embed(self, ids_T: I32, weight: PackedWeight, scale: float) -> F32:
+        # Row by row: a whole vocabulary in fp32 would be several times the file.
+        rows = [_row(weight, int(i)).dequantize()[0] for i in ids_T]
+        return (np.stack(rows) * np.float32(scale)).astype(np.float32)
+
+    def linear(self, x_TK: F32, weights: Sequence[PackedWeight], bias_N: F32 | None) -> F32:
+        y = np.concatenate([_product(x_TK, w.kind, part) for w in weights for part in w.parts], axis=1)
+        return y if bias_N is None else y + bias_N
+
+    def rms_norm(self, x_TD: F32, weight_D: F32, eps: float) -> F32:
+        mean = np.mean(x_TD * x_TD, axis=-1, keepdims=True, dtype=np.float32)
+        return x_TD / np.sqrt(mean + np.float32(eps)) * weight_D
+
+    def layer_norm(self, x_TD: F32, weight_D: F32, bias_D: F32 | None, eps: float) -> F32:
+        centred = x_TD - np.mean(x_TD, axis=-1, keepdims=True, dtype=np.float32)
+        var = np.mean(centred * centred, axis=-1, keepdims=True, dtype=np.float32)
+        y = centred / np.sqrt(var + np.float32(eps)) * weight_D
+        return y if bias_D is None else y + bias_D
+
+    def head_norm(self, x_TN: F32, weight_H: F32, eps: float) -> F32:
+        heads = x_TN.reshape(x_TN.shape[0], -1, weight_H.shape[0])
+        return self.rms_norm(heads, weight_H, eps).reshape(x_TN.shape)
+
+    def rope(self, x_TN: F32, positions_T: I32, cos_sin: F32, head_dim: int) -> F32:
+        half = cos_sin.shape[1] // 2
+        table = cos_sin[positions_T][:, None]
+        cos, sin = table[..., :half], table[..., half:]
+        heads = x_TN.reshape(x_TN.shape[0], -1, head_dim).copy()
+        first, second = heads[..., :half].copy(), heads[..., half : 2 * half].copy()
+        heads[..., :half] = first * cos - second * sin
+        heads[..., half : 2 * half] = second * cos + first * sin
+        return heads.reshape(x_TN.shape)
+
+    def attention(self, q_TN: F32, k_TM: F32, v_TM: F32, batch: Batch, spec: AttentionSpec) -> F32:
+        kv: ReferenceKv = batch.kv[spec.layer_id]
+        shape = (-1, spec.num_kv_heads, spec.head_dim)
+        written = batch.slot_mapping_T >= 0
+        slots = batch.slot_mapping_T[written]
+        kv.k[slots] = _cache_round(k_TM.reshape(shape)[written], kv.bf16)
+        kv.v[slots] = _cache_round(v_TM.reshape(shape)[written], kv.bf16)
+        out = np.empty_like(q_TN)
+        for s, length in enumerate(batch.seq_lens_S):
+            rows = slice(batch.query_start_S[s], batch.query_start_S[s + 1])
+            positions = np.arange(length)
+            slots = batch.block_table_SB[s][positions // kv.block_size] * kv.block_size + positions % kv.block_size
+            out[rows] = _attend(q_TN[rows], kv.k[slots], kv.v[slots], batch.positions_T[rows], spec)
+        return out
+
+    def silu_mul(self, x_T2F: F32) -> F32:
+        gate, up = np.split(x_T2F, 2, axis=1)
+        with np.errstate(over="ignore"):
+            return gate / (1 + np.exp(-gate)) * up
+
+    def gelu_mul(self, x_T2F: F32) -> F32:
+        gate, up = np.split(x_T2F, 2, axis=1)
+        inner = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate**3)
+        return np.float32(0.5) * gate * (1 + np.tanh(inner)) * up
+
+    def add(self, a_TD: F32, b_TD: F32) -> F32:
+        return a_TD + b_TD
+
+    def split(self, x_TN: F32, widths: Sequence[int]) -> Sequence[F32]:
+        return np.split(x_TN, np.cumsum(widths)[:-1], axis=1)
+
+    def gather_rows(self, x_TD: F32, rows_R: I32) -> F32:
+        return x_TD[rows_R]
+
+
+BACKEND = ReferenceBackend()
+
+
+def _row(weight: PackedWeight, index: int) -> PackedWeight:
+    for part in weight.parts:
+        size = part.codes.shape[0]
+        if index < size:
+            cut = slice(index, index + 1)
+            scales = None if part.scales is None else part.scales[cut]
+            mins = None if part.mins is None else part.mins[cut]
+            return PackedWeight(weight.kind, 1, weight.k, (WeightPart(part.codes[cut], scales, mins),))
+        index -= size
+    raise IndexError(f"row {index} beyond a table of {weight.n}")
+
+
+def _product(x_TK: F32, kind: WeightKind, part: WeightPart) -> F32:
+    if kind in (WeightKind.W4, WeightKind.W8):
+        return _quantised_product(x_TK, kind, part)
+    if kind is WeightKind.BF16:
+        return bf16_to_f32(f32_to_bf16(x_TK)) @ bf16_to_f32(part.codes.astype(np.uint16)).T
+    return x_TK @ part.codes.astype(np.float32).T
+
+
+def _quantised_product(x_TK: F32, kind: WeightKind, part: WeightPart) -> F32:
+    """Group after group, ascending. An integer product of a group is below 2^24, hence exact in fp32."""
+    assert part.scales is not None
+    codes_TG, scales_TG = quantize_rows(x_TK)
+    acc = np.zeros((x_TK.shape[0], part.codes.shape[0]), np.float32)
+    width = ROW_GROUP if kind is WeightKind.W4 else part.codes.shape[2]
+    halves = ROW_GROUP // width
+    for g in range(part.codes.shape[1]):
+        stored = unpack_nibbles(part.codes[:, g]) if kind is WeightKind.W4 else part.codes[:, g]
+        row_group, half = divmod(g, halves)
+        x = codes_TG[:, row_group, half * width : (half + 1) * width]
+        sx = scales_TG[:, row_group, None]
+        acc += (sx * part.scales[:, g].astype(np.float32)) * (x @ stored.astype(np.float32).T)
+        if part.mins is not None:
+            acc += (sx * part.mins[:, g].astype(np.float32)) * x.sum(axis=1, keepdims=True)
+    return acc
+
+
+def _cache_round(x: F32, bf16: bool) -> F32:
+    return bf16_to_f32(f32_to_bf16(x)) if bf16 else x
+
+
+def _attend(q_TN: F32, k_PHD: F32, v_PHD: F32, positions_T: I32, spec: AttentionSpec) -> F32:
+    group = spec.num_heads // spec.num_kv_heads
+    q = q_TN.reshape(q_TN.shape[0], spec.num_kv_heads, group, spec.head_dim)
+    scores = np.einsum("thgd,phd->thgp", q, k_PHD, dtype=np.float32) * np.float32(spec.scale)
+    if spec.soft_cap:
+        scores = np.float32(spec.soft_cap) * np.tanh(scores / np.float32(spec.soft_cap))
+    at, of = positions_T[:, None], np.arange(k_PHD.shape[0])[None]
+    visible = (of <= at) & ((of > at - spec.window) if spec.window else True)
+    scores = np.where(visible[:, None, None, :], scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("thgp,phd->thgd", weights, v_PHD, dtype=np.float32).reshape(q_TN.shape)

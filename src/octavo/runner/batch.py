@@ -1,0 +1,33 @@
+"""Builds the arrays of one step from its plan. Pure: lists in, int32 arrays out.
+
+# T = tokens, S = sequences, B = blocks of the longest block table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.ops.batch import Batch
+from octavo.protocol import ScheduledRequest
+
+
+def build_batch(scheduled: Sequence[ScheduledRequest], block_size: int) -> Batch:
+    """One row per token, requests one after the other in the plan's order."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    query_start, seq_lens = [0], []
+    table = np.zeros((len(scheduled), max(len(s.block_ids) for s in scheduled)), np.int32)
+    for s, request in enumerate(scheduled):
+        start, blocks = request.num_computed_tokens, request.block_ids
+        end = start + len(request.token_ids)
+        ids += request.token_ids
+        positions += range(start, end)
+        slots += [blocks[p // block_size] * block_size + p % block_size for p in range(start, end)]
+        query_start.append(len(ids))
+        seq_lens.append(end)
+        table[s, : len(blocks)] = blocks
+    arrays = (np.array(values, np.int32) for values in (ids, positions, slots, query_start, seq_lens))
+    return Batch(*arrays, table)
