@@ -129,6 +129,8 @@ class Translator:
         if self.read("attention.value_length", int, head_dim) != head_dim:
             raise self.error(f"{self.arch}.attention.value_length", f"must equal the length of keys, {head_dim}")
         turned = self.read("rope.dimension_count", int, head_dim)
+        if not 1 <= turned <= head_dim:
+            raise self.error(f"{self.arch}.rope.dimension_count", f"{turned} is not in 1..{head_dim}, the width of a head")
         return {
             "model_type": "mixtral" if self.read("expert_count", int, 0) else ARCHITECTURES[self.arch],
             "hidden_size": hidden,
@@ -138,7 +140,7 @@ class Translator:
             "head_dim": head_dim,
             "intermediate_size": self.read("feed_forward_length", int),
             "rms_norm_eps": self.read("attention.layer_norm_rms_epsilon", float),
-            "rope_theta": self.read("rope.freq_base", float, 10000.0),
+            "rope_theta": self.theta(),
             "partial_rotary_factor": turned / head_dim if turned != head_dim else None,
             "rope_scaling": self.scaling(turned),
             "vocab_size": self.vocab_size(),
@@ -169,6 +171,12 @@ class Translator:
 
     def read(self, key: str, kind: type[Any], default: Any = None) -> Any:
         return self.full(f"{self.arch}.{key}", kind, default)
+
+    def theta(self) -> float:
+        theta = float(self.read("rope.freq_base", float, 10000.0))
+        if not 0 < theta < math.inf:
+            raise self.error(f"{self.arch}.rope.freq_base", f"{theta} is not a number above 0")
+        return theta
 
     def vocab_size(self) -> int:
         tokens = self.file.metadata.get("tokenizer.ggml.tokens")
@@ -213,8 +221,10 @@ class Translator:
         if tensor.type is not GGMLType.F32 or tensor.shape != (turned // 2,):
             raise ModelFileError(f"{self.file.path}: tensor 'rope_freqs.weight': must be F32 of {turned // 2} elements")
         stored = array("f", self.file.data(tensor).tobytes())
-        theta, factor = self.read("rope.freq_base", float, 10000.0), max(stored)
-        computed = [llama3_divisor(theta ** (-2 * i / turned), factor) for i in range(len(stored))]
+        if not all(math.isfinite(divisor) and divisor > 0 for divisor in stored):
+            raise ModelFileError(f"{self.file.path}: tensor 'rope_freqs.weight': holds numbers that are not above 0")
+        factor = max(stored)
+        computed = [llama3_divisor(self.theta() ** (-2 * i / turned), factor) for i in range(len(stored))]
         if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(stored, computed, strict=True)):
             return {"rope_type": "llama3", "factor": factor, **LLAMA3}
         return {"rope_type": "frequency_factors", "factors": list(stored)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from octavo.config import cache_dir
 from octavo.errors import ConfigError

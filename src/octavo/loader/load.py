@@ -1,0 +1,129 @@
+"""Fills a model with a checkpoint's weights. Knows layers by what they declare (names, shapes), and no architecture, format or device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.config import HFConfig
+from octavo.gguf_file import GGUFFile, shown
+from octavo.loader.checkpoint import Checkpoint, FileCheckpoint
+from octavo.loader.gguf import GGUFTensors
+from octavo.loader.resolve import ModelSource
+from octavo.loader.safetensors import SafetensorsTensors
+from octavo.ops.packed import PackedWeight, merge
+from octavo.quantization import Tensors, choose_format
+
+# Stored by some writers and used by no model of ours: tables that follow from the configuration, and a head that is tied anyway.
+IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")
+
+
+class LinearSlot(Protocol):
+    """A layer with matrices. `names` are module paths, `n_each` their output channels, `k` their inputs."""
+
+    names: tuple[str, ...]
+    n_each: tuple[int, ...]
+    k: int
+    bias_names: tuple[str, ...] | None
+    weights: tuple[PackedWeight, ...]
+    bias: NDArray[np.float32] | None
+
+
+class VectorSlot(Protocol):
+    """A one-dimensional parameter of `size` numbers."""
+
+    name: str
+    size: int
+
+    @property
+    def value(self) -> NDArray[np.float32]: ...
+
+    @value.setter
+    def value(self, value: NDArray[np.float32]) -> None: ...
+
+
+class Loadable(Protocol):
+    """A model as the loader sees it."""
+
+    def linears(self) -> Iterable[LinearSlot]: ...
+
+    def vectors(self) -> Iterable[VectorSlot]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """Bytes of the weights as packed, each counted once, and what they would take in fp16."""
+
+    weights_bytes: int
+    fp16_bytes: int
+
+
+def open_checkpoint(source: ModelSource, hf: HFConfig, dtype: str = "auto", quantization: str | None = None) -> FileCheckpoint:
+    """The weights of a model on disk, mapped and checked, none of them read yet.
+
+    `dtype` is auto (as stored), float32, bfloat16 or float16, for matrices that are not quantised; `quantization` None, or what the files must
+    say. Raises ModelFileError for a fault of the files, ConfigError if an option disagrees with them.
+    """
+    tensors: Tensors
+    if source.kind == "gguf":
+        tensors = GGUFTensors(GGUFFile.open(source.path, skip=("tokenizer.",)), hf)
+    else:
+        tensors = SafetensorsTensors(source.path)
+    name, opened = choose_format(hf, tensors, dtype, quantization)
+    return FileCheckpoint(tensors, opened, name)
+
+
+def load_weights(model: Loadable, checkpoint: Checkpoint) -> LoadReport:
+    """Sets the weights, biases and vectors of all layers. Layers that name the same tensor share one object.
+
+    Raises ModelFileError for a tensor that is missing, of another shape or type, or that no layer asked for.
+    """
+    packed: dict[str, PackedWeight] = {}
+    used: set[str] = set()
+    size = Tally()
+    for linear in model.linears():
+        for name, n in zip(linear.names, linear.n_each, strict=True):
+            if name not in packed:
+                packed[name] = checkpoint.packed(name, n, linear.k)
+                used.update(checkpoint.uses(name))
+                size.add(packed[name].nbytes, n * linear.k)
+        linear.weights = merge([packed[name] for name in linear.names])
+        if linear.bias_names is not None:
+            parts = [checkpoint.vector(name, n) for name, n in zip(linear.bias_names, linear.n_each, strict=True)]
+            linear.bias = np.concatenate(parts)
+            used.update(linear.bias_names)
+            size.add(linear.bias.nbytes, linear.bias.size)
+    for vector in model.vectors():
+        vector.value = checkpoint.vector(vector.name, vector.size)
+        used.add(vector.name)
+        size.add(vector.value.nbytes, vector.size)
+    refuse_unused(checkpoint, used)
+    return LoadReport(size.nbytes, 2 * size.numbers)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running sums for the report."""
+
+    nbytes: int = 0
+    numbers: int = 0
+
+    def add(self, nbytes: int, numbers: int) -> None:
+        self.nbytes += nbytes
+        self.numbers += numbers
+
+
+def refuse_unused(checkpoint: Checkpoint, used: set[str]) -> None:
+    """A tensor that no layer asked for is a part of the model that would silently be left out."""
+    unused = list(left_over(checkpoint.names(), used))
+    if unused:
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        raise checkpoint.error(f"tensor {shown(unused[0])}{more}: the model of this configuration has no use for it")
+
+
+def left_over(names: Iterable[str], used: set[str]) -> Iterator[str]:
+    return (name for name in names if name not in used and not name.endswith(IGNORED))
