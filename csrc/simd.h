@@ -25,7 +25,8 @@
 //                                  per slot the sum of w * x, w in 0..15, |x| <= 127, over at most 8 calls of dot4
 //   W8, prepare8(b), dot8_start(sum_x) -> I, dot8(I, W8, x) -> I
 //                                  per slot the sum of w * x, w int8, |x| <= 127; dot8_start takes the sum of all x that follow
-//   fma_bf16(acc, w, x)            acc + w.even * x.even + w.odd * x.odd for slots that hold pairs of bf16, see kPairBf16
+//   pair_even(b) pair_odd(b)       the first and second bf16 of each slot, as floats
+//   fma_bf16(acc, w, x)            acc + w.even * x.even + w.odd * x.odd, two bf16 per slot; kPairBf16: by one instruction
 // All operations work lane by lane, so that a lane's bits never depend on its neighbours.
 #pragma once
 #include <cmath>
@@ -50,6 +51,10 @@
 #endif
 
 namespace octavo::OCTAVO_NS {
+
+#if !defined(OCTAVO_ISA_avx512bf16)
+inline F fma_bf16(F acc, B w, B x) { return fma(pair_odd(w), pair_odd(x), fma(pair_even(w), pair_even(x), acc)); }
+#endif
 
 // n lanes of 16-bit floats, through a copy: only for the tail of a row.
 inline F load_bf16_n(const uint16_t* p, int n) {

@@ -65,6 +65,9 @@ inline void store_bf16(uint16_t* p, F v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
 }
 inline F round_bf16(F v) { return _mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(v), 16)); }
+// The two bf16 of each slot, widened.
+inline F pair_even(B w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
+inline F pair_odd(B w) { return _mm256_and_ps(_mm256_castsi256_ps(w), _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u)))); }
 inline F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 
 inline F round_even(F v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }

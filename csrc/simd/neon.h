@@ -72,6 +72,13 @@ inline void store_bf16(uint16_t* p, F v) { vst1q_u16(p, vcombine_u16(vmovn_u32(b
 inline F round_bf16(F v) {
   return {vreinterpretq_f32_u32(vshlq_n_u32(bf16_bits(v.lo), 16)), vreinterpretq_f32_u32(vshlq_n_u32(bf16_bits(v.hi), 16))};
 }
+// The two bf16 of each slot, widened.
+inline float32x4_t pair_even_half(int8x16_t w) { return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_s8(w), 16)); }
+inline float32x4_t pair_odd_half(int8x16_t w) {
+  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_s8(w), vdupq_n_u32(0xffff0000u)));
+}
+inline F pair_even(B w) { return {pair_even_half(w.lo), pair_even_half(w.hi)}; }
+inline F pair_odd(B w) { return {pair_odd_half(w.lo), pair_odd_half(w.hi)}; }
 inline F load_f16(const uint16_t* p) {
   const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(p));
   return {vcvt_f32_f16(vget_low_f16(h)), vcvt_f32_f16(vget_high_f16(h))};

@@ -18,6 +18,7 @@ constexpr bool kPairBf16 = false;  // bf16 products are made in fp32
 typedef float F __attribute__((vector_size(4 * kLanes)));
 typedef int32_t I __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t U __attribute__((vector_size(4 * kLanes)));
+typedef int16_t H __attribute__((vector_size(4 * kLanes)));
 typedef int8_t B __attribute__((vector_size(4 * kLanes)));
 
 inline F zero() { return F{}; }
@@ -76,6 +77,9 @@ inline void store_bf16(uint16_t* p, F v) {
   for (int i = 0; i < kLanes; ++i) p[i] = uint16_t(bits[i]);
 }
 inline F round_bf16(F v) { return F(bf16_bits(v) << 16); }
+// The two bf16 of each slot, widened.
+inline F pair_even(B w) { return F(U(w) << 16); }
+inline F pair_odd(B w) { return F(U(w) & 0xffff0000u); }
 inline F load_f16(const uint16_t* p) {
   const U h = load_u16(p);
   // Exponent and mantissa moved into place, then 2^112 corrects the bias, subnormals included; 31 means infinity or NaN.
@@ -120,21 +124,19 @@ inline B dup4(const int8_t* p) {
 inline B low4(B b) { return b & 0x0f; }
 inline B high4(B b) { return B((U(b) >> 4) & 0x0f0f0f0fu); }
 
-// The four bytes of a slot, one at a time: sign-extended by shifts within the slot.
-inline I slot_dot(I acc, B w, B x) {
-  const I wi = I(w), xi = I(x);
-  acc += ((wi << 24) >> 24) * ((xi << 24) >> 24);
-  acc += ((wi << 16) >> 24) * ((xi << 16) >> 24);
-  acc += ((wi << 8) >> 24) * ((xi << 8) >> 24);
-  return acc + (wi >> 24) * (xi >> 24);
+// Products of bytes fit in int16, and so does the sum of two: 2 * 128 * 127, or 8 steps of 2 * 15 * 127.
+inline H pair_dot(B w, B x) {
+  const H wide_w = H(w), wide_x = H(x);
+  return ((wide_w << 8) >> 8) * ((wide_x << 8) >> 8) + (wide_w >> 8) * (wide_x >> 8);
 }
-using D = I;
+inline I pair_sum(H pairs) { return ((I(pairs) << 16) >> 16) + (I(pairs) >> 16); }
+using D = H;
 inline D dot4_zero() { return D{}; }
-inline D dot4(D acc, B w, B x) { return slot_dot(acc, w, x); }
-inline I dot4_sum(D acc) { return acc; }
+inline D dot4(D acc, B w, B x) { return acc + pair_dot(w, x); }
+inline I dot4_sum(D acc) { return pair_sum(acc); }
 using W8 = B;
 inline W8 prepare8(B w) { return w; }
 inline I dot8_start(int32_t) { return I{}; }
-inline I dot8(I acc, W8 w, B x) { return slot_dot(acc, w, x); }
+inline I dot8(I acc, W8 w, B x) { return acc + pair_sum(pair_dot(w, x)); }
 
 }  // namespace octavo::OCTAVO_NS

@@ -1,0 +1,225 @@
+// Linear layer with float weights: f32, f16 (activations stay fp32) and bf16 (activations are rounded to bf16).
+// acc = fma(x[k], w[k], acc) for k ascending, in fp32; with the bf16 instruction, pairs of k ascending. y may alias
+// residual, nothing else.
+#include "linear.h"
+
+namespace octavo::OCTAVO_NS {
+namespace {
+
+constexpr int kTileRows = 6;
+constexpr int kTileCols = 2;
+constexpr int64_t kBlock = 256;      // inputs per pass over the rows: two panels' worth stay in the first cache
+constexpr int64_t kExpandFrom = 12;  // rows from which 16-bit weights are widened once per block
+
+// Activations of one row tile: floats, or pairs of bf16 read as one.
+struct Rows {
+  const float* x;
+  int64_t stride;
+};
+
+// Sources of weights: `pair` gives inputs k and k + 1 (k even) of panel t.
+template <int NT>
+struct Wide {  // f32
+  static constexpr size_t kBytes = 4;
+  const uint8_t* panel[NT];
+  inline F at(int t, int64_t k) const { return load(reinterpret_cast<const float*>(panel[t]) + k * kLanes); }
+  inline void pair(int t, int64_t k, F& even, F& odd) const {
+    even = at(t, k);
+    odd = at(t, k + 1);
+  }
+};
+
+template <int NT>
+struct Half {  // f16
+  static constexpr size_t kBytes = 2;
+  const uint8_t* panel[NT];
+  inline F at(int t, int64_t k) const { return load_f16(reinterpret_cast<const uint16_t*>(panel[t]) + k * kLanes); }
+  inline void pair(int t, int64_t k, F& even, F& odd) const {
+    even = at(t, k);
+    odd = at(t, k + 1);
+  }
+};
+
+template <int NT>
+struct Brain {  // bf16
+  static constexpr size_t kBytes = 2;
+  const uint8_t* panel[NT];
+  inline B slots(int t, int64_t k) const { return load_b(panel[t] + k * kLanes * 2); }
+  inline void pair(int t, int64_t k, F& even, F& odd) const {
+    const B both = slots(t, k);
+    even = pair_even(both);
+    odd = pair_odd(both);
+  }
+};
+
+// Inputs [from, to) of one tile on top of acc (or of zero, for the first block); from is even.
+template <int MR, int NT, class Source>
+void tile(const Source& w, Rows x, int64_t from, int64_t to, float* acc) {
+  F sum[MR][NT];
+  for (int r = 0; r < MR; ++r)
+    for (int t = 0; t < NT; ++t) sum[r][t] = from == 0 ? zero() : load(acc + r * kAccRow + t * kLanes);
+  int64_t k = from;
+  for (; k + 2 <= to; k += 2) {
+    F even[NT], odd[NT];
+    for (int t = 0; t < NT; ++t) w.pair(t, k, even[t], odd[t]);
+    for (int r = 0; r < MR; ++r) {
+      const F value = set1(x.x[r * x.stride + k]);
+      for (int t = 0; t < NT; ++t) sum[r][t] = fma(value, even[t], sum[r][t]);
+    }
+    for (int r = 0; r < MR; ++r) {
+      const F value = set1(x.x[r * x.stride + k + 1]);
+      for (int t = 0; t < NT; ++t) sum[r][t] = fma(value, odd[t], sum[r][t]);
+    }
+  }
+  if (k < to) {  // an odd k ends alone: x has no further element, and the panel's padding is not used
+    F even[NT], odd[NT];
+    for (int t = 0; t < NT; ++t) w.pair(t, k, even[t], odd[t]);
+    for (int r = 0; r < MR; ++r)
+      for (int t = 0; t < NT; ++t) sum[r][t] = fma(set1(x.x[r * x.stride + k]), even[t], sum[r][t]);
+  }
+  for (int r = 0; r < MR; ++r)
+    for (int t = 0; t < NT; ++t) store(acc + r * kAccRow + t * kLanes, sum[r][t]);
+}
+
+// The same with pairs of bf16 on both sides; x's padding is zero, so that an odd k needs no end of its own.
+template <int MR, int NT>
+void tile_pairs(const Brain<NT>& w, Rows x, int64_t from, int64_t to, float* acc) {
+  F sum[MR][NT];
+  for (int r = 0; r < MR; ++r)
+    for (int t = 0; t < NT; ++t) sum[r][t] = from == 0 ? zero() : load(acc + r * kAccRow + t * kLanes);
+  for (int64_t k = from; k < to; k += 2) {
+    B slots[NT];
+    for (int t = 0; t < NT; ++t) slots[t] = w.slots(t, k);
+    for (int r = 0; r < MR; ++r) {
+      const B value = dup4(reinterpret_cast<const int8_t*>(x.x + r * x.stride + k / 2));
+      for (int t = 0; t < NT; ++t) sum[r][t] = fma_bf16(sum[r][t], slots[t], value);
+    }
+  }
+  for (int r = 0; r < MR; ++r)
+    for (int t = 0; t < NT; ++t) store(acc + r * kAccRow + t * kLanes, sum[r][t]);
+}
+
+// Inputs [from, to) of NT panels widened to float: [k][NT][kLanes] would interleave; kept as NT runs of kBlock instead, so
+// that Wide reads them.
+template <int NT, class Source>
+void widen(const Source& w, int64_t from, int64_t to, float* block) {
+  for (int t = 0; t < NT; ++t) {
+    float* run = block + t * kBlock * kLanes;
+    for (int64_t k = from; k < to; k += 2) {  // an odd end reads and writes one padded input
+      F even, odd;
+      w.pair(t, k, even, odd);
+      store(run + (k - from) * kLanes, even);
+      store(run + (k - from + 1) * kLanes, odd);
+    }
+  }
+}
+
+template <template <int> class Source, bool kRoundX>
+class FloatKernel {
+ public:
+  FloatKernel(const LinearArgs& a, const Layout&, Arena& arena) : a_(a), k_(a.w->k) {
+    block_ = arena.take<float>(size_t(kTileCols) * kBlock * kLanes);
+    rounded_ = arena.take<float>(size_t(kRoundX ? kMaxChunk : 0) * size_t(a.w->k_padded));
+  }
+  int64_t chunk_rows() const { return kMaxChunk / kTileRows * kTileRows; }
+
+  void start(int64_t row, int64_t rows) {
+    x_ = {a_.x + row * a_.ldx, a_.ldx};
+    first_row_ = row;
+    if constexpr (!kRoundX) return;
+    for (int64_t i = 0; i < rows; ++i) kPairBf16 ? round_pairs(i) : round_floats(i);
+    x_ = {rounded_, kPairBf16 ? a_.w->k_padded / 2 : a_.w->k_padded};
+  }
+
+  void run(const uint8_t* const* panels, int count, int64_t row, int64_t rows, float* acc) {
+    const Rows x{x_.x + (row - first_row_) * x_.stride, x_.stride};
+    if (rows == 1) {
+      with_rows<kMaxTiles>(count, [&](auto nt) { product<1, nt.value>(bind<nt.value>(panels), x, 0, k_, acc); });
+      return;
+    }
+    for (int t = 0; t < count; t += kTileCols)
+      with_rows<kTileCols>(count - t, [&](auto nt) { columns(bind<nt.value>(panels + t), nt, x, rows, acc + t * kLanes); });
+  }
+
+ private:
+  static constexpr bool kPairs = kRoundX && kPairBf16;
+
+  void round_floats(int64_t i) {
+    const float* from = a_.x + (first_row_ + i) * a_.ldx;
+    float* to = rounded_ + i * a_.w->k_padded;
+    int64_t k = 0;
+    for (; k + kLanes <= k_; k += kLanes) store(to + k, round_bf16(load(from + k)));
+    if (k < k_) store_n(to + k, round_bf16(load_n(from + k, int(k_ - k))), int(k_ - k));
+  }
+  void round_pairs(int64_t i) {
+    const float* from = a_.x + (first_row_ + i) * a_.ldx;
+    uint16_t* to = reinterpret_cast<uint16_t*>(rounded_) + i * a_.w->k_padded;
+    int64_t k = 0;
+    for (; k + kLanes <= k_; k += kLanes) store_bf16(to + k, load(from + k));
+    if (k < k_) store_bf16(to + k, load_n(from + k, int(k_ - k))), k += kLanes;
+    for (; k < a_.w->k_padded; ++k) to[k] = 0;
+  }
+
+  template <int NT>
+  Source<NT> bind(const uint8_t* const* panels) const {
+    Source<NT> w;
+    std::copy(panels, panels + NT, w.panel);
+    return w;
+  }
+  template <int MR, int NT, class W>
+  static void product(const W& w, Rows x, int64_t from, int64_t to, float* acc) {
+    if constexpr (kPairs)
+      tile_pairs<MR, NT>(w, x, from, to, acc);
+    else
+      tile<MR, NT>(w, x, from, to, acc);
+  }
+  template <int NT, class W>
+  static void row_tiles(const W& w, Rows x, int64_t rows, int64_t from, int64_t to, float* acc) {
+    for (int64_t i = 0; i < rows; i += kTileRows)
+      with_rows<kTileRows>(rows - i, [&](auto mr) {
+        product<mr.value, NT>(w, Rows{x.x + i * x.stride, x.stride}, from, to, acc + i * kAccRow);
+      });
+  }
+  template <class W, int NT>
+  void columns(const W& w, std::integral_constant<int, NT>, Rows x, int64_t rows, float* acc) {
+    if (rows <= kTileRows) return row_tiles<NT>(w, x, rows, 0, k_, acc);
+    for (int64_t from = 0; from < k_; from += kBlock) {
+      const int64_t to = std::min(from + kBlock, k_);
+      if constexpr (W::kBytes == 4 || kPairs) {
+        row_tiles<NT>(w, x, rows, from, to, acc);
+      } else if (rows < kExpandFrom) {
+        row_tiles<NT>(w, x, rows, from, to, acc);
+      } else {
+        widen<NT>(w, from, to, block_);
+        Wide<NT> wide;
+        for (int t = 0; t < NT; ++t)  // as if the run held the panel from its beginning
+          wide.panel[t] = reinterpret_cast<const uint8_t*>(block_ + t * kBlock * kLanes - from * kLanes);
+        row_tiles<NT>(wide, x, rows, from, to, acc);
+      }
+    }
+  }
+
+  const LinearArgs& a_;
+  const int64_t k_;
+  float* block_;
+  float* rounded_;
+  Rows x_{};
+  int64_t first_row_ = 0;
+};
+
+}  // namespace
+
+size_t linear_float_scratch(int64_t k) {
+  return kAccBytes + size_t(kTileCols) * kBlock * kLanes * 4 + size_t(kMaxChunk) * size_t(pad_k(k)) * 4 + kArenaSlack;
+}
+
+void linear_float(const LinearArgs& args, int ith, int nth) {
+  if (args.w->kind == WeightKind::f32)
+    run_linear<FloatKernel<Wide, false>>(args, ith, nth);
+  else if (args.w->kind == WeightKind::f16)
+    run_linear<FloatKernel<Half, false>>(args, ith, nth);
+  else
+    run_linear<FloatKernel<Brain, true>>(args, ith, nth);
+}
+
+}  // namespace octavo::OCTAVO_NS
