@@ -101,7 +101,9 @@ class PackageDetokenizer:
 
     __slots__ = ("_ids", "_num_emitted", "_skip", "_spaces", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, spaces: bool, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool, spaces: bool, prompt_token_ids: Sequence[int]
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._spaces = spaces

@@ -89,7 +89,9 @@ class Tokenizer:
             raise ConfigError(f"tokenizer = {tokenizer!r}: no such file or folder")
         vocabulary = _read(other)
         own = read_eos_ids(path) if path.is_dir() else []
-        vocabulary.eos_token_ids.extend(i for i in own if i not in vocabulary.eos_token_ids and i < vocabulary.vocab_size)
+        vocabulary.eos_token_ids.extend(
+            i for i in own if i not in vocabulary.eos_token_ids and i < vocabulary.vocab_size
+        )
         return Tokenizer(vocabulary)
 
     @property
@@ -107,7 +109,9 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True, *, param: str | None = None) -> list[list[int]]:
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True, *, param: str | None = None
+    ) -> list[list[int]]:
         """`encode` of many texts, in parallel."""
         for text in texts:
             check_text(text, param)
@@ -119,7 +123,12 @@ class Tokenizer:
     # Decoding
 
     def decode(
-        self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True, *, param: str | None = None
+        self,
+        ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        *,
+        param: str | None = None,
     ) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD.
 
@@ -136,7 +145,11 @@ class Tokenizer:
         if not ids:
             return ""
         table = self._bytes
-        data = b"".join([self.first_bytes(ids[0]), *(table[i] for i in ids[1:])]) if self.lead else b"".join([table[i] for i in ids])
+        data = (
+            b"".join([self.first_bytes(ids[0]), *(table[i] for i in ids[1:])])
+            if self.lead
+            else b"".join([table[i] for i in ids])
+        )
         text = data.decode("utf-8", "replace")
         return strip_lead(text, self.lead) if self.decoder_kind is DecoderKind.BYTE_FALLBACK else text
 
@@ -221,7 +234,9 @@ def check_text(text: str, param: str | None = None) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as e:
-        raise InvalidRequestError(f"character {e.start} is a lone surrogate, which is not valid Unicode text", param) from None
+        raise InvalidRequestError(
+            f"character {e.start} is a lone surrogate, which is not valid Unicode text", param
+        ) from None
 
 
 def strip_lead(text: str, most: int) -> str:
@@ -260,10 +275,14 @@ def _decoder_kind(backend: Any) -> tuple[DecoderKind, str, int]:
     if kinds == ["ByteLevel"]:
         return DecoderKind.BYTE_LEVEL, "", 0
     if kinds == ["Metaspace"]:
-        return DecoderKind.METASPACE, str(steps[0]["replacement"]), 0 if steps[0].get("prepend_scheme") == "never" else 1
+        return (
+            DecoderKind.METASPACE,
+            str(steps[0]["replacement"]),
+            0 if steps[0].get("prepend_scheme") == "never" else 1,
+        )
     if kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and kinds[3:] in ([], ["Strip"]):
         replace, strip = steps[0], steps[3] if len(steps) > 3 else {"content": " ", "start": 0, "stop": 0}
         mark = replace["pattern"].get("String")
         if mark and replace["content"] == " " and strip["content"] == " " and strip["stop"] == 0:
-            return DecoderKind.BYTE_FALLBACK, str(mark), int(strip["start"])
+            return DecoderKind.BYTE_FALLBACK, str(mark), int(str(strip["start"]))
     return DecoderKind.OTHER, "", 0

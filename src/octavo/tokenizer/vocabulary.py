@@ -19,7 +19,16 @@ DEFAULT_TEMPLATE = "default"
 
 # Tokens that end a turn in the well-known chat formats. A checkpoint whose configuration names only an end of document still means
 # them if its own template closes a turn with one.
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endofturn|>", "<|return|>", "<|call|>")
+TURN_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|eom_id|>",
+    "<|endofturn|>",
+    "<|return|>",
+    "<|call|>",
+)
 
 
 @dataclass(slots=True, kw_only=True)
