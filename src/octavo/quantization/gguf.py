@@ -22,7 +22,9 @@ from octavo.quantization import PLAIN, StoredTensor, Tensors, declared, pack_pla
 Array = NDArray[Any]
 
 HALF = "<f2"
-LARGEST_HALF = 65504.0
+# Eight bytes' nibbles, lowest bits and lowest pairs of bits.
+LOW, HIGH = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0)
+ONES, PAIR = np.uint64(0x0101010101010101), np.uint64(0x0303030303030303)
 # Blocks re-laid at a time: their intermediate arrays should stay in a core's cache.
 CHUNK_BYTES = 1 << 18
 
@@ -96,20 +98,22 @@ def pack_q8_0(blocks: Array) -> tuple[WeightKind, WeightPart]:
 
 
 def pack_q5_0(blocks: Array) -> tuple[WeightKind, WeightPart]:
-    codes = relaid(blocks, 32, lambda some, out: np.subtract(five_bits(some), 16, out=out, casting="unsafe"))
+    codes = relaid(blocks, 32, five_bits)
+    codes -= 16
     return WeightKind.W8, WeightPart(codes, blocks["d"])
 
 
 def pack_q5_1(blocks: Array) -> tuple[WeightKind, WeightPart]:
-    codes = relaid(blocks, 32, lambda some, out: np.copyto(out, five_bits(some), casting="unsafe"))
-    return WeightKind.W8, WeightPart(codes, blocks["d"], blocks["m"])
+    return WeightKind.W8, WeightPart(relaid(blocks, 32, five_bits), blocks["d"], blocks["m"])
 
 
-def five_bits(blocks: Array) -> NDArray[np.uint8]:
-    """uint8 [..., 32], 0..31: nibbles 0..15 low and 16..31 high, their fifth bits in order in `qh`."""
-    nibbles: NDArray[np.uint8] = np.concatenate([blocks["qs"] & 15, blocks["qs"] >> 4], axis=-1)
-    fifth: NDArray[np.uint8] = np.unpackbits(blocks["qh"], axis=-1, bitorder="little")
-    return np.bitwise_or(nibbles, fifth << 4, dtype=np.uint8)
+def five_bits(blocks: Array, out: Array) -> None:
+    """0..31: nibbles 0..15 low and 16..31 high, their fifth bits in order in `qh`."""
+    nibbles, groups = eights(blocks["qs"], 2), out.reshape(-1, 4)
+    fifth = np.unpackbits(np.ascontiguousarray(blocks["qh"]), bitorder="little").view(np.uint64).reshape(-1, 4) << 4
+    for i in range(2):
+        groups[:, i] = nibbles[:, i] & LOW | fifth[:, i]
+        groups[:, 2 + i] = nibbles[:, i] >> 4 & LOW | fifth[:, 2 + i]
 
 
 # Blocks of 256: eight groups of 32 with 6-bit scales and minimums (Q4_K, Q5_K), or sixteen of 16 with 8-bit scales (Q6_K)
@@ -117,14 +121,17 @@ def five_bits(blocks: Array) -> NDArray[np.uint8]:
 
 def pack_q4_k(blocks: Array) -> tuple[WeightKind, WeightPart]:
     scales, mins = group_scales(blocks)
-    n, num_blocks = blocks.shape
-    codes = np.empty((n, num_blocks, 4, 2, 16), np.uint8)
-    for rows in chunks(blocks):
-        # 32 bytes hold two groups, one in the low and one in the high nibbles; ours holds a group's two halves in a byte's two nibbles.
-        first, second = np.moveaxis(blocks["qs"][rows].reshape(-1, num_blocks, 4, 2, 16), 3, 0)
-        codes[rows, ..., 0, :] = (first & 15) | (second << 4)
-        codes[rows, ..., 1, :] = (first >> 4) | (second & 0xF0)
-    return WeightKind.W4, WeightPart(codes.reshape(n, num_blocks * 8, 16), scales, mins)
+    codes = relaid(blocks, 128, q4_k_codes).view(np.uint8)
+    return WeightKind.W4, WeightPart(codes.reshape(codes.shape[0], -1, 16), scales, mins)
+
+
+def q4_k_codes(blocks: Array, out: Array) -> None:
+    """32 bytes hold two groups, one in the low and one in the high nibbles; ours holds a group's two halves in a byte's two nibbles."""
+    runs, groups = eights(blocks["qs"], 2, 2), out.reshape(-1, 2, 2)
+    for i in range(2):
+        first, second = runs[:, 0, i], runs[:, 1, i]
+        groups[:, 0, i] = first & LOW | (second & LOW) << 4
+        groups[:, 1, i] = first >> 4 & LOW | second & HIGH
 
 
 def pack_q5_k(blocks: Array) -> tuple[WeightKind, WeightPart]:
@@ -133,64 +140,67 @@ def pack_q5_k(blocks: Array) -> tuple[WeightKind, WeightPart]:
     return WeightKind.W8, WeightPart(codes.reshape(codes.shape[0], -1, 32), scales, mins)
 
 
-def q5_k_codes(blocks: Array, out: NDArray[np.int8]) -> None:
-    groups = out.reshape(*blocks.shape, 4, 2, 32)
-    nibbles = blocks["qs"].reshape(*blocks.shape, 4, 32)
-    for i in range(4):
-        for half, four in enumerate((nibbles[..., i, :] & 15, nibbles[..., i, :] >> 4)):
-            groups[..., i, half, :] = four | (((blocks["qh"] >> (2 * i + half)) & 1) << 4)
+def q5_k_codes(blocks: Array, out: Array) -> None:
+    """Bit i of `qh` is the fifth bit of group i; nibbles as in Q4_K."""
+    groups = out.reshape(-1, 8, 4)
+    nibbles, fifth = eights(blocks["qs"], 4, 4), eights(blocks["qh"], 4)
+    for i in range(8):
+        four = nibbles[..., i // 2, :] >> 4 * (i % 2) & LOW
+        groups[..., i, :] = four | (fifth >> i & ONES) << 4
 
 
 def pack_q6_k(blocks: Array) -> tuple[WeightKind, WeightPart]:
     n = blocks.shape[0]
     codes = relaid(blocks, 256, q6_k_codes)
-    scales = halves(blocks["d"].astype(np.float32)[..., None] * blocks["scales"]).reshape(n, -1)
+    codes -= 32
+    scales = to_half(blocks["d"].astype(np.float32)[..., None] * blocks["scales"]).reshape(n, -1)
     return WeightKind.W8, WeightPart(codes.reshape(n, -1, 16), scales)
 
 
-def q6_k_codes(blocks: Array, out: NDArray[np.int8]) -> None:
-    """Each half of a block: 64 bytes of nibbles and 32 bytes of bit pairs make 4 runs of 32 numbers."""
-    runs = out.reshape(*blocks.shape, 2, 4, 32)
-    nibbles = blocks["ql"].reshape(*blocks.shape, 2, 2, 32)
-    pairs = blocks["qh"].reshape(*blocks.shape, 2, 32)
+def q6_k_codes(blocks: Array, out: Array) -> None:
+    """0..63. Each half of a block: 64 bytes of nibbles and 32 bytes of bit pairs make 4 runs of 32 numbers."""
+    runs = out.reshape(-1, 2, 4, 4)
+    nibbles, pairs = eights(blocks["ql"], 2, 2, 4), eights(blocks["qh"], 2, 4)
     for i in range(4):
-        four = nibbles[..., i % 2, :] >> 4 if i >= 2 else nibbles[..., i % 2, :] & 15
-        codes = four | (((pairs >> (2 * i)) & 3) << 4)
-        np.subtract(codes, 32, out=runs[..., i, :], casting="unsafe")
+        four = nibbles[..., i % 2, :] >> 4 * (i // 2) & LOW
+        runs[..., i, :] = four | (pairs >> 2 * i & PAIR) << 4
 
 
 def group_scales(blocks: Array) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
     """float16 [N, 8 B] scales and minimums: `d` and `-dmin` times eight 6-bit integers each, packed in 12 bytes."""
-    packed = blocks["scales"].reshape(*blocks.shape, 3, 4)
-    low, high, rest = packed[..., 0, :], packed[..., 1, :], packed[..., 2, :]
-    scales = np.concatenate([low & 63, (rest & 15) | ((low >> 6) << 4)], axis=-1)
-    mins = np.concatenate([high & 63, (rest >> 4) | ((high >> 6) << 4)], axis=-1)
+    low, high, rest = np.ascontiguousarray(blocks["scales"]).view(np.uint32).reshape(-1, 3).T
+    scales = np.stack([low & 0x3F3F3F3F, rest & 0x0F0F0F0F | (low & 0xC0C0C0C0) >> 2], axis=-1).view(np.uint8)
+    mins = np.stack([high & 0x3F3F3F3F, rest >> 4 & 0x0F0F0F0F | (high & 0xC0C0C0C0) >> 2], axis=-1).view(np.uint8)
     n = blocks.shape[0]
-    return (
-        halves(blocks["d"].astype(np.float32)[..., None] * scales).reshape(n, -1),
-        halves(-blocks["dmin"].astype(np.float32)[..., None] * mins).reshape(n, -1),
-    )
+    d, dmin = blocks["d"].astype(np.float32).reshape(-1, 1), blocks["dmin"].astype(np.float32).reshape(-1, 1)
+    return to_half(d * scales).reshape(n, -1), to_half(-dmin * mins).reshape(n, -1)
 
 
-def halves(values: NDArray[np.float32]) -> NDArray[np.float16]:
+def to_half(values: NDArray[np.float32]) -> NDArray[np.float16]:
     """fp16 of products that fp32 holds exactly. OverflowError where a finite one would become infinite: a silent error otherwise."""
-    finite = np.isfinite(values)
-    if bool(np.any(np.abs(values, where=finite, out=np.zeros_like(values)) > LARGEST_HALF)):
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.float16)
+    infinite = np.isinf(halves)
+    if infinite.any() and np.isfinite(values[infinite]).any():
         raise OverflowError
-    return values.astype(np.float16)
+    return halves
 
 
-def relaid(blocks: Array, width: int, fill: Callable[[Array, NDArray[np.int8]], object]) -> NDArray[np.int8]:
-    """int8 [N, blocks, width], filled some rows at a time."""
+# Eight bytes at a time: numpy's loops over the few bytes of a group cost more than the bytes.
+
+
+def eights(field: Array, *shape: int) -> NDArray[np.uint64]:
+    """The bytes of all blocks' field, or of the equal parts that a field has, as uint64 [parts, *shape]."""
+    return np.ascontiguousarray(field).view(np.uint64).reshape(-1, *shape)
+
+
+def relaid(blocks: Array, width: int, fill: Callable[[Array, Array], None]) -> NDArray[np.int8]:
+    """int8 [N, blocks, width]. `fill` writes some rows at a time, as uint64 [rows, blocks, width / 8]."""
     codes = np.empty((*blocks.shape, width), np.int8)
-    for rows in chunks(blocks):
-        fill(blocks[rows], codes[rows])
-    return codes
-
-
-def chunks(blocks: Array) -> list[slice]:
     step = max(1, CHUNK_BYTES // max(1, blocks.shape[1] * blocks.itemsize))
-    return [slice(i, i + step) for i in range(0, blocks.shape[0], step)]
+    for i in range(0, blocks.shape[0], step):
+        fill(blocks[i : i + step], codes[i : i + step].view(np.uint64))
+    return codes
 
 
 PACKERS: dict[str, Callable[[Array], tuple[WeightKind, WeightPart]]] = {
