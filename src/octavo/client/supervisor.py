@@ -84,6 +84,11 @@ class Supervisor:
             self.state = EngineState.DEAD
             raise ended.as_error() from None
 
+    def kill(self) -> None:
+        """Ends the engine at once; for a caller that has no event loop to close it on."""
+        self.state = EngineState.CLOSED
+        self._transport.kill()
+
     async def start(self) -> EngineReady:
         """Starts the first engine. Raises ConfigError for the user's mistakes, else EngineDeadError: a first start is not repeated."""
         self.state = EngineState.STARTING

@@ -214,7 +214,7 @@ class _MessageStream(asyncio.Protocol):
             self.close()
         self._wake()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the caller names it
         self._closed = True
         self._wake()
 

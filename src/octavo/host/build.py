@@ -12,7 +12,7 @@ from octavo.engine.core import EngineCore
 from octavo.layers import Decoder
 from octavo.loader.hf_config import load_hf_config
 from octavo.loader.load import load_weights, open_checkpoint
-from octavo.loader.resolve import ModelSource, source_of
+from octavo.loader.resolve import ModelSource, source_at
 from octavo.models import build_model
 from octavo.ops.cpu.program import CpuProgram
 from octavo.ops.cpu.threads import available_cpus, set_num_threads
@@ -51,11 +51,11 @@ def build_engine(args: EngineArgs, model_path: str) -> Built:
     Raises ConfigError or ModelFileError, naming option, file, key or tensor.
     """
     watch = Stopwatch()
-    source: ModelSource = source_of(Path(model_path), args.model)
+    source: ModelSource = source_at(Path(model_path), args.model, args.load_format)
     hf = load_hf_config(source)
     model = build_model(hf)
     watch.lap("read configuration")
-    report = load_weights(model, open_checkpoint(source, hf, args.dtype, args.quantization), dtype=args.dtype)
+    report = load_weights(model, open_checkpoint(source, hf, args.dtype, args.quantization))
     watch.lap("map weights")
 
     kv_dtype = args.kv_cache_dtype

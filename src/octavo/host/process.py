@@ -23,9 +23,9 @@ from typing import Protocol
 from octavo.config import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.errors import ConfigError, ModelFileError, OctavoError
-from octavo.host.channel import ChannelClosed, SocketChannel
+from octavo.host.channel import ChannelClosed, SocketChannel, Undecodable
 from octavo.host.loop import EngineBroken, Loop, Runner
-from octavo.protocol import EngineFailed, EngineReady, Start
+from octavo.protocol import EngineFailed, EngineReady, Start, ToEngine
 
 PR_SET_PDEATHSIG = 1
 
@@ -86,7 +86,7 @@ def serve(channel: SocketChannel, build: Builder) -> int:
 
 def first_frame(channel: SocketChannel) -> Start:
     """The frame that says what to build. Raises ChannelClosed if another comes first."""
-    messages = []
+    messages: list[ToEngine | Undecodable] = []
     while not messages:
         messages = channel.receive(None)
     if len(messages) > 1 or not isinstance(messages[0], Start):
