@@ -14,6 +14,9 @@ struct Channel {
   int lane;
 };
 
+// The min of sources that have none, in a weight where others do.
+constexpr uint8_t kZeroHalf[2] = {0, 0};
+
 inline void put_half(uint8_t* to, int lane, const uint8_t* from) { std::memcpy(to + 2 * lane, from, 2); }
 
 void pack_w4(const Layout& l, Channel c, const uint8_t* codes, int64_t codes_group, const uint8_t* scales, int64_t scales_group,
@@ -23,7 +26,7 @@ void pack_w4(const Layout& l, Channel c, const uint8_t* codes, int64_t codes_gro
     const uint8_t* from = codes + g * codes_group;
     for (int s = 0; s < 4; ++s) std::memcpy(to + s * 4 * kLanes + 4 * c.lane, from + 4 * s, 4);
     put_half(to + l.scales_at, c.lane, scales + g * scales_group);
-    if (mins) put_half(to + l.mins_at, c.lane, mins + g * mins_group);
+    if (l.group_bytes > l.mins_at) put_half(to + l.mins_at, c.lane, mins ? mins + g * mins_group : kZeroHalf);
   }
 }
 
@@ -36,7 +39,8 @@ void pack_w8(const Layout& l, Channel c, int group, int64_t source_groups, const
     const uint8_t* from = codes + g * codes_group;
     for (int s = 0; s < group / 4; ++s) std::memcpy(to + (part * group / 4 + s) * 4 * kLanes + 4 * c.lane, from + 4 * s, 4);
     put_half(to + l.scales_at + size_t(part) * kLanes * 2, c.lane, scales + g * scales_group);
-    if (mins) put_half(to + l.mins_at + size_t(part) * kLanes * 2, c.lane, mins + g * mins_group);
+    if (l.group_bytes > l.mins_at)
+      put_half(to + l.mins_at + size_t(part) * kLanes * 2, c.lane, mins ? mins + g * mins_group : kZeroHalf);
   }
 }
 

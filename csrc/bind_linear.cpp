@@ -1,0 +1,408 @@
+// Python bindings of the linear layer: pack, PackedWeight, dequantize, quantize_rows and linear in octavo._native.
+//
+// Every shape and stride is checked here, before native code touches memory: a violation raises ValueError, a wrong dtype TypeError.
+// Sources of weights are read through the buffer protocol, which carries strides in bytes and read-only views of mapped files;
+// they are not copied. `isa` "" means the best variant, `threads` 0 the process's pool.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <sys/mman.h>
+
+#include <cstring>
+#include <memory>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bind.h"
+#include "kernels.h"
+#include "packed.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+
+namespace {
+
+constexpr size_t kHugePage = size_t(2) << 20;
+constexpr int64_t kMaxSide = int64_t(1) << 40;  // far beyond any layer; products of sizes stay within 64 bits below it
+
+struct KindName {
+  WeightKind kind;
+  const char* name;
+};
+constexpr KindName kKinds[] = {
+    {WeightKind::f32, "f32"}, {WeightKind::bf16, "bf16"}, {WeightKind::f16, "f16"}, {WeightKind::w8, "w8"}, {WeightKind::w4, "w4"}};
+
+}  // namespace
+
+const char* kind_name(WeightKind kind) {
+  for (const KindName& k : kKinds)
+    if (k.kind == kind) return k.name;
+  return "?";
+}
+
+WeightKind kind_of(const std::string& name) {
+  std::string choices;
+  for (const KindName& k : kKinds) {
+    if (name == k.name) return k.kind;
+    choices += (choices.empty() ? "" : ", ") + std::string(k.name);
+  }
+  throw std::invalid_argument("unknown weight kind '" + name + "'; known: " + choices);
+}
+
+WeightBuffer::WeightBuffer(size_t bytes) {
+  const size_t page = bytes >= kHugePage ? kHugePage : 4096;
+  // A mapping aligned to its page: mapped with room, cut to size.
+  mapped_ = (bytes + page - 1) / page * page;
+  void* p = mmap(nullptr, mapped_ + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  const uintptr_t start = reinterpret_cast<uintptr_t>(p), aligned = (start + page - 1) / page * page;
+  if (aligned > start) munmap(p, aligned - start);
+  const uintptr_t end = start + mapped_ + page;
+  if (end > aligned + mapped_) munmap(reinterpret_cast<void*>(aligned + mapped_), end - aligned - mapped_);
+  data_ = reinterpret_cast<uint8_t*>(aligned);
+#if defined(MADV_HUGEPAGE)
+  if (page == kHugePage) madvise(data_, mapped_, MADV_HUGEPAGE);  // a wish: refused where huge pages are off
+#endif
+}
+
+WeightBuffer::~WeightBuffer() { munmap(data_, mapped_); }
+
+namespace {
+
+void require(bool ok, const std::string& what) {
+  if (!ok) throw nb::value_error(what.c_str());
+}
+
+// A numpy array by the buffer protocol: byte strides, any alignment, read-only or not.
+class BufferView {
+ public:
+  BufferView(nb::handle object, const char* what) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_FORMAT | PyBUF_STRIDES) != 0) {
+      PyErr_Clear();
+      throw nb::type_error((std::string(what) + ": not an array").c_str());
+    }
+  }
+  ~BufferView() { PyBuffer_Release(&view_); }
+  BufferView(const BufferView&) = delete;
+  BufferView& operator=(const BufferView&) = delete;
+
+  int ndim() const { return view_.ndim; }
+  int64_t shape(int i) const { return view_.shape[i]; }
+  int64_t stride(int i) const { return view_.strides[i]; }
+  const uint8_t* data() const { return static_cast<const uint8_t*>(view_.buf); }
+  // The element's code in the struct module; unaligned arrays carry a prefix for byte order ('=').
+  char format() const {
+    const char* f = view_.format ? view_.format : "B";
+    require(*f != '>' && *f != '!', "arrays must have the machine's byte order");
+    if (std::strchr("@=<^", *f)) ++f;
+    return f[0] != '\0' && f[1] == '\0' ? f[0] : '?';
+  }
+  void require_format(const char* allowed, const std::string& what) const {
+    if (!std::strchr(allowed, format())) throw nb::type_error((what + ": wrong dtype").c_str());
+  }
+
+ private:
+  Py_buffer view_;
+};
+
+const char* code_formats(WeightKind kind) {
+  switch (kind) {
+    case WeightKind::f32: return "f";
+    case WeightKind::bf16: return "H";
+    case WeightKind::f16: return "eH";
+    case WeightKind::w8: return "b";
+    case WeightKind::w4: return "B";
+  }
+  return "";
+}
+
+// The arrays of one source, held while native code reads them.
+struct SourceViews {
+  std::unique_ptr<BufferView> codes, scales, mins;
+};
+
+// fp16 [rows, groups]
+std::unique_ptr<BufferView> group_values(nb::handle object, const BufferView& codes, const char* what) {
+  auto view = std::make_unique<BufferView>(object, what);
+  view->require_format("eH", what);
+  require(view->ndim() == 2 && view->shape(0) == codes.shape(0) && view->shape(1) == codes.shape(1),
+          std::string(what) + ": shape must be [rows, groups] of the codes");
+  return view;
+}
+
+SourceViews read_source(nb::handle item, WeightKind kind) {
+  nb::object fields[3] = {nb::none(), nb::none(), nb::none()};
+  const size_t count = nb::len(item);
+  require(count >= 1 && count <= 3, "a source is (codes, scales, mins)");
+  for (size_t i = 0; i < count; ++i) fields[i] = nb::borrow(item[i]);
+  SourceViews s;
+  s.codes = std::make_unique<BufferView>(fields[0], "codes");
+  s.codes->require_format(code_formats(kind), std::string("codes of kind ") + kind_name(kind));
+  const bool quantised = kind == WeightKind::w4 || kind == WeightKind::w8;
+  require(s.codes->ndim() == (quantised ? 3 : 2), quantised ? "codes: shape must be [rows, groups, bytes]" : "codes: shape must be [rows, k]");
+  require(fields[1].is_none() != quantised, quantised ? "scales are missing" : "plain weights have no scales");
+  require(quantised || fields[2].is_none(), "plain weights have no mins");
+  if (quantised) s.scales = group_values(fields[1], *s.codes, "scales");
+  if (!fields[2].is_none()) s.mins = group_values(fields[2], *s.codes, "mins");
+  return s;
+}
+
+// Inputs per scale, told by the codes' last axis; 0 for plain weights.
+int group_of(const BufferView& codes, WeightKind kind) {
+  if (kind != WeightKind::w4 && kind != WeightKind::w8) return 0;
+  const int64_t width = codes.shape(2);
+  require(width <= 1 || codes.stride(2) == 1, "codes: the bytes of a group must be adjacent");
+  require(kind == WeightKind::w8 ? width == 16 || width == 32 : width == 16,
+          kind == WeightKind::w8 ? "codes: groups of w8 hold 16 or 32 bytes" : "codes: groups of w4 hold 16 bytes");
+  return kind == WeightKind::w4 ? kGroup : int(width);
+}
+
+PackSource pack_source(const SourceViews& s) {
+  PackSource p{};
+  p.rows = s.codes->shape(0);
+  p.codes = s.codes->data();
+  p.codes_row = s.codes->stride(0);
+  p.codes_group = s.codes->stride(1);
+  if (s.scales) p.scales = s.scales->data(), p.scales_row = s.scales->stride(0), p.scales_group = s.scales->stride(1);
+  if (s.mins) p.mins = s.mins->data(), p.mins_row = s.mins->stride(0), p.mins_group = s.mins->stride(1);
+  return p;
+}
+
+std::unique_ptr<PackedWeight> pack_weight(const std::string& kind_text, int64_t n, int64_t k, nb::sequence sources, const std::string& isa) {
+  const WeightKind kind = kind_of(kind_text);
+  require(n >= 1 && k >= 1 && n < kMaxSide && k < kMaxSide / n, "n and k must be positive and sane");
+  std::vector<SourceViews> views;
+  for (nb::handle item : sources) views.push_back(read_source(item, kind));
+  require(!views.empty(), "there must be at least one source");
+  const int group = group_of(*views[0].codes, kind);
+  int64_t rows = 0;
+  bool has_mins = false;
+  for (const SourceViews& s : views) {
+    rows += s.codes->shape(0);
+    has_mins |= s.mins != nullptr;
+    require(group_of(*s.codes, kind) == group, "all sources of one weight must have the same group");
+    require(s.codes->shape(1) == (group ? (k + group - 1) / group : k), "codes: " + std::to_string(s.codes->shape(1)) +
+                                                                         " along the second axis do not make k = " + std::to_string(k));
+  }
+  require(rows == n, "the sources hold " + std::to_string(rows) + " rows, not n = " + std::to_string(n));
+
+  const KernelTable& table = best_kernels(isa.c_str());
+  PackedW shape{};
+  shape.kind = kind;
+  shape.lanes = table.lanes;
+  shape.group = group;
+  shape.n = n;
+  shape.k = k;
+  shape.k_padded = (k + kGroup - 1) / kGroup * kGroup;
+  shape.has_mins = has_mins;
+  shape.bytes = table.packed_bytes(kind, n, k, group, has_mins);
+  auto weight = std::make_unique<PackedWeight>(shape, table);
+  std::vector<PackSource> parts;
+  for (const SourceViews& s : views) parts.push_back(pack_source(s));
+  nb::gil_scoped_release release;
+  ThreadPool& pool = thread_pool();
+  // One source after the other: two may share a panel.
+  int64_t first_row = 0;
+  for (const PackSource& part : parts) {
+    pool.run([&](int ith, int nth) { table.pack(weight->w, part, first_row, ith, nth); });
+    first_row += part.rows;
+  }
+  return weight;
+}
+
+template <class T>
+struct Owned {
+  explicit Owned(size_t count) : data(new T[count]) {}
+  template <size_t N>
+  nb::ndarray<nb::numpy, T> array(const size_t (&shape)[N]) {
+    T* raw = data.release();
+    nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+    return nb::ndarray<nb::numpy, T>(raw, N, shape, owner);
+  }
+  std::unique_ptr<T[]> data;
+};
+
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void require_rows(const Matrix& m, const char* what) {
+  require(m.shape(1) <= 1 || m.stride(1) == 1, std::string(what) + ": the elements of a row must be adjacent");
+  require(m.shape(0) <= 1 || m.stride(0) >= int64_t(m.shape(1)), std::string(what) + ": rows must not overlap");
+}
+
+const KernelTable& kernels_for(const PackedWeight& weight, const std::string& isa) {
+  const KernelTable& table = isa.empty() ? *weight.table : best_kernels(isa.c_str());
+  require(table.lanes == weight.w.lanes, "the weight was packed for " + std::to_string(weight.w.lanes) + " lanes; '" +
+                                              std::string(table.name) + "' has " + std::to_string(table.lanes));
+  return table;
+}
+
+nb::ndarray<nb::numpy, float> dequantize(const PackedWeight& weight) {
+  const PackedW& w = weight.w;
+  Owned<float> out(size_t(w.n * w.k));
+  {
+    nb::gil_scoped_release release;
+    float* to = out.data.get();
+    thread_pool().run([&](int ith, int nth) {
+      for (int64_t row = w.n * ith / nth; row < w.n * (ith + 1) / nth; ++row) weight.table->dequant_row(w, row, to + row * w.k);
+    });
+  }
+  return out.array({size_t(w.n), size_t(w.k)});
+}
+
+// Memory filled with 0xff: whatever a kernel forgets to write is a NaN, and nothing it finds there may matter.
+template <class T>
+std::unique_ptr<T[]> poisoned(size_t count) {
+  std::unique_ptr<T[]> p(new T[count]);
+  std::memset(p.get(), 0xff, count * sizeof(T));
+  return p;
+}
+
+struct Quantised {
+  Quantised(int64_t rows, int64_t k)
+      : k_padded((k + kGroup - 1) / kGroup * kGroup),
+        groups(k_padded / kGroup),
+        q(poisoned<int8_t>(size_t(rows * k_padded))),
+        scale(poisoned<float>(size_t(rows * groups))),
+        sum(poisoned<float>(size_t(rows * groups))) {}
+  QuantRows rows() const { return {q.get(), scale.get(), sum.get()}; }
+  int64_t k_padded, groups;
+  std::unique_ptr<int8_t[]> q;
+  std::unique_ptr<float[]> scale, sum;
+};
+
+ThreadPool& pool_for(int threads, std::unique_ptr<ThreadPool>& own) {
+  if (threads <= 0) return thread_pool();
+  own = std::make_unique<ThreadPool>(threads);
+  return *own;
+}
+
+using QuantTuple = std::tuple<nb::ndarray<nb::numpy, int8_t>, nb::ndarray<nb::numpy, float>, nb::ndarray<nb::numpy, float>>;
+
+QuantTuple quantize_rows(Matrix x, const std::string& isa, int threads) {
+  require_rows(x, "x");
+  require(x.shape(1) >= 1, "x: rows must not be empty");
+  const KernelTable& table = best_kernels(isa.c_str());
+  const int64_t rows = int64_t(x.shape(0)), k = int64_t(x.shape(1));
+  Quantised out(rows, k);
+  {
+    nb::gil_scoped_release release;
+    std::unique_ptr<ThreadPool> own;
+    pool_for(threads, own).run(
+        [&](int ith, int nth) { table.quantize_rows(x.data(), x.stride(0), rows, k, out.k_padded, out.rows(), ith, nth); });
+  }
+  Owned<int8_t> q(0);
+  Owned<float> scale(0), sum(0);
+  q.data = std::move(out.q), scale.data = std::move(out.scale), sum.data = std::move(out.sum);
+  const size_t r = size_t(rows);
+  return {q.array({r, size_t(out.k_padded)}), scale.array({r, size_t(out.groups)}), sum.array({r, size_t(out.groups)})};
+}
+
+Epilogue epilogue_of(const std::string& name) {
+  if (name == "none") return Epilogue::none;
+  if (name == "add") return Epilogue::add;
+  if (name == "silu_mul") return Epilogue::silu_mul;
+  if (name == "gelu_mul") return Epilogue::gelu_mul;
+  throw std::invalid_argument("unknown epilogue '" + name + "'; known: none, add, silu_mul, gelu_mul");
+}
+
+struct LinearCall {
+  Matrix x;
+  const PackedWeight& weight;
+  const KernelTable& table;
+  LinearArgs args{};
+  std::unique_ptr<Quantised> quantised;
+  std::vector<std::unique_ptr<uint8_t[]>> scratch;  // one per thread
+
+  LinearCall(Matrix input, const PackedWeight& w, const KernelTable& t) : x(input), weight(w), table(t) {
+    require_rows(x, "x");
+    require(int64_t(x.shape(1)) == w.w.k, "x: has " + std::to_string(x.shape(1)) + " columns, the weight k = " + std::to_string(w.w.k));
+    args.rows = int64_t(x.shape(0));
+    args.x = x.data();
+    args.ldx = x.stride(0);
+    args.w = &w.w;
+    if (w.w.kind == WeightKind::w4 || w.w.kind == WeightKind::w8) {
+      quantised = std::make_unique<Quantised>(args.rows, w.w.k);
+      args.xq = quantised->rows();
+    }
+  }
+  void allocate_scratch(int threads) {
+    args.scratch_bytes = table.linear_scratch(weight.w.kind, weight.w.k);
+    for (int i = 0; i < threads; ++i) scratch.push_back(poisoned<uint8_t>(args.scratch_bytes));
+  }
+  void run(ThreadPool& pool) {
+    if (quantised)
+      pool.run([&](int ith, int nth) {
+        table.quantize_rows(args.x, args.ldx, args.rows, weight.w.k, quantised->k_padded, args.xq, ith, nth);
+      });
+    pool.run([&](int ith, int nth) {
+      LinearArgs own = args;
+      own.scratch = scratch[size_t(ith)].get();
+      table.linear(own, ith, nth);
+    });
+  }
+};
+
+nb::ndarray<nb::numpy, float> linear(Matrix x, const PackedWeight& weight, std::optional<Vector> bias, std::optional<Matrix> residual,
+                                     const std::string& epilogue, const std::string& isa, int threads) {
+  LinearCall call(x, weight, kernels_for(weight, isa));
+  LinearArgs& a = call.args;
+  a.epilogue = epilogue_of(epilogue);
+  const bool gated = a.epilogue == Epilogue::silu_mul || a.epilogue == Epilogue::gelu_mul;
+  require(!gated || weight.w.n % 2 == 0, "a gated epilogue needs an even n: gate and up");
+  const int64_t width = gated ? weight.w.n / 2 : weight.w.n;
+  require(!bias || int64_t(bias->shape(0)) == weight.w.n, "bias: must have n elements");
+  require(residual.has_value() == (a.epilogue == Epilogue::add), "residual goes with the epilogue 'add', and only with it");
+  if (bias) a.bias = bias->data();
+  if (residual) {
+    require_rows(*residual, "residual");
+    require(int64_t(residual->shape(0)) == a.rows && int64_t(residual->shape(1)) == width, "residual: must have y's shape");
+    a.residual = residual->data();
+    a.ldr = residual->stride(0);
+  }
+  Owned<float> y(0);
+  y.data = poisoned<float>(size_t(a.rows * width));
+  a.y = y.data.get();
+  a.ldy = width;
+  {
+    nb::gil_scoped_release release;
+    std::unique_ptr<ThreadPool> own;
+    ThreadPool& pool = pool_for(threads, own);
+    call.allocate_scratch(pool.size());
+    call.run(pool);
+  }
+  return y.array({size_t(a.rows), size_t(width)});
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+  nb::class_<PackedWeight>(m, "PackedWeight", "A linear layer's weights, re-laid for one number of lanes; made by pack().")
+      .def_prop_ro("kind", [](const PackedWeight& p) { return kind_name(p.w.kind); })
+      .def_prop_ro("n", [](const PackedWeight& p) { return p.w.n; })
+      .def_prop_ro("k", [](const PackedWeight& p) { return p.w.k; })
+      .def_prop_ro("group", [](const PackedWeight& p) { return p.w.group; })
+      .def_prop_ro("has_mins", [](const PackedWeight& p) { return p.w.has_mins; })
+      .def_prop_ro("lanes", [](const PackedWeight& p) { return p.w.lanes; })
+      .def_prop_ro("nbytes", [](const PackedWeight& p) { return p.w.bytes; });
+  m.def("pack", &pack_weight, "kind"_a, "n"_a, "k"_a, "sources"_a, "isa"_a = "",
+        "Packs the concatenation of `sources` along n. kind: f32, bf16, f16, w8, w4. A source is (codes, scales, mins):\n"
+        "codes f32 float32 [rows, k]; bf16 uint16 [rows, k]; f16 float16 or uint16 [rows, k]; w8 int8 [rows, groups, 16 or 32];\n"
+        "w4 uint8 [rows, groups, 16]; scales, mins float16 or uint16 [rows, groups], mins may be None. Views of any strides.");
+  m.def("dequantize", &dequantize, "weight"_a, "float32 [n, k]: code * scale + min.");
+  m.def("quantize_rows", &quantize_rows, "x"_a.noconvert(), "isa"_a = "", "threads"_a = 0,
+        "Rows of float32 [rows, k] by groups of 32: (q int8 [rows, k_padded], scale [rows, groups], sum of q [rows, groups]).");
+  m.def("linear", &linear, "x"_a.noconvert(), "weight"_a, "bias"_a.noconvert() = nb::none(), "residual"_a.noconvert() = nb::none(),
+        "epilogue"_a = "none", "isa"_a = "",
+        "threads"_a = 0,
+        "y = epilogue(x @ weight.T + bias), float32 [rows, n] (or [rows, n / 2] for silu_mul and gelu_mul, gate channels first).\n"
+        "w4 and w8 quantise x first. epilogue: none, add (residual float32 [rows, n]), silu_mul, gelu_mul.");
+}
+
+}  // namespace octavo
