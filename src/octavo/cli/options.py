@@ -10,16 +10,15 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
-from octavo.config import EngineArgs
 from octavo.errors import ConfigError
 from octavo.sampling_params import SamplingParams
 
 F = TypeVar("F", bound=Callable[..., Any])
-A = TypeVar("A", bound=EngineArgs)
+A = TypeVar("A")
 
 SAMPLING_HELP = {
     "n": "sequences to generate for each prompt",
@@ -47,6 +46,9 @@ SAMPLING_HELP = {
 
 # Set by the commands themselves: how they print decides them.
 NO_SAMPLING_FLAG = {"detokenize", "output_kind"}
+
+# A checkpoint's generation_config.json may set these.
+FROM_MODEL = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 
 _ATOMS = {int: click.INT, float: click.FLOAT, str: click.STRING}
 
@@ -79,28 +81,34 @@ def dataclass_options(cls: type, skip: Iterable[str] = ()) -> Callable[[F], F]:
 
 
 def sampling_options(function: F) -> F:
-    """Adds one option for each field of SamplingParams that makes sense on a command line."""
+    """Adds one option for each field of SamplingParams that makes sense on a command line; what is not given stays None."""
     hints = typing.get_type_hints(SamplingParams)
     defaults = SamplingParams()
     for name in reversed(SamplingParams.__struct_fields__):
         if name not in NO_SAMPLING_FLAG:
-            default = None if name in ("stop", "logit_bias") else getattr(defaults, name)
-            _add(function, name, str if name == "stop" else hints[name], default, SAMPLING_HELP[name], many=name == "stop")
+            default = getattr(defaults, name)
+            shown = "the model's, else " + str(default) if name in FROM_MODEL else default or None
+            hint = str if name == "stop" else hints[name]
+            _add(function, name, hint, None, SAMPLING_HELP[name], shown=shown, many=name == "stop")
     return function
 
 
-def sampling_params(values: Mapping[str, Any], **fixed: Any) -> SamplingParams:
-    """SamplingParams of the values that click brought for `sampling_options`. Raises InvalidRequestError."""
-    chosen = {name: values[name] for name in SAMPLING_HELP}
-    for name in ("stop", "stop_token_ids", "allowed_token_ids"):
-        chosen[name] = list(chosen[name]) or None
-    chosen["logit_bias"] = dict(map(_bias, chosen["logit_bias"])) or None
-    return SamplingParams(**chosen, **fixed)
+def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of click's values for `sampling_options`, those that the user gave, as fields of SamplingParams. Raises ConfigError."""
+    chosen: dict[str, Any] = {}
+    for name in SAMPLING_HELP:
+        value = values[name]
+        if value is None or value == ():
+            continue
+        if name == "logit_bias":
+            value = dict(map(_bias, value))
+        chosen[name] = list(value) if isinstance(value, tuple) else value
+    return chosen
 
 
-def args_from(cls: type[A], values: Mapping[str, Any], model: str | None = None) -> A:
+def args_from(cls: Callable[..., A], values: Mapping[str, Any], model: str | None = None) -> A:
     """The option dataclass filled from click's values; a positional MODEL wins. Raises ConfigError."""
-    chosen = {f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values}
+    chosen = {f.name: values[f.name] for f in dataclasses.fields(cast(Any, cls)) if f.name in values}
     for name, value in chosen.items():
         if isinstance(value, tuple):
             chosen[name] = list(value)
@@ -116,21 +124,22 @@ def _add(
     default: Any,
     text: str,
     *,
+    shown: object = None,
     metavar: str | None = None,
     flags: tuple[str, ...] = (),
     many: bool = False,
 ) -> None:
-    """Adds the option of one field to a function that will become a command."""
+    """Adds the option of one field to a function that will become a command. `shown` is the default as the help tells it."""
     flag = "--" + name.replace("_", "-")
-    shown = default is not None and default != "" and default != []
     kinds = _kinds(hint)
+    told: bool | str = default not in (None, "", [], ()) if shown is None else str(shown)
     if bool in kinds:
-        click.option(f"{flag}/--no-{flag[2:]}", name, default=default, show_default=True, help=text)(function)
+        click.option(f"{flag}/--no-{flag[2:]}", name, default=default, show_default=told, help=text)(function)
         return
     many = many or bool(kinds & {list, dict})
     atom = str if dict in kinds else next((kind for kind in (int, float, str) if kind in kinds), str)
     click.option(
-        *flags, flag, name, type=_ATOMS[atom], default=default, multiple=many, metavar=metavar, show_default=shown, help=text
+        *flags, flag, name, type=_ATOMS[atom], default=default, multiple=many, metavar=metavar, show_default=told, help=text
     )(function)
 
 

@@ -1,0 +1,154 @@
+"""`octavo bench serve` and `octavo bench throughput`: choose requests, run them, print the figures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from octavo.cli.options import args_from, dataclass_options, normalise
+from octavo.cli.options import command as make_command
+from octavo.config import EngineArgs
+from octavo.errors import ConfigError, OctavoError
+
+if TYPE_CHECKING:
+    from octavo.bench.datasets import BenchRequest
+    from octavo.bench.load import Record
+    from octavo.bench.report import Summary
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DATASETS = ("random", "shared-prefix", "sharegpt", "file")
+
+
+def dataset_options(function: F) -> F:
+    for option in reversed(
+        (
+            click.option("--dataset", type=click.Choice(DATASETS), default="random", show_default=True, help="which requests to send"),
+            click.option("--dataset-path", type=click.Path(path_type=Path), help="file of sharegpt or file"),
+            click.option("--dataset-key", help="which list of the file, if it holds several"),
+            click.option("--num-prompts", type=click.IntRange(1), help="number of requests; default: 96, or all of the file"),
+            click.option("--input-len", default="10:1024", show_default=True, metavar="N|LOW:HIGH", help="prompt tokens, about"),
+            click.option("--output-len", metavar="N|LOW:HIGH", help="output tokens; default: 16:256, or as long as ShareGPT's answers"),
+            click.option("--prefix-len", type=click.IntRange(1), default=512, show_default=True, help="tokens that prompts share"),
+            click.option("--num-prefixes", type=click.IntRange(1), default=4, show_default=True, help="different shared prefixes"),
+            click.option("--dataset-seed", type=int, default=0, show_default=True, help="the same seed gives the same requests"),
+            click.option("--json", "as_json", is_flag=True, help="print JSON instead of the table"),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+@click.group("bench", context_settings={"token_normalize_func": normalise})
+def command() -> None:
+    """Measure a server, or the engine in this process."""
+
+
+@make_command("serve", "Load an OpenAI-compatible server and print throughput, latencies and KV utilisation.")
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="where the server is")
+@click.option("--api-key", help="sent as a bearer token")
+@click.option("--model", help="the model's name; default: the first that the server lists")
+@click.option("--concurrency", "-c", multiple=True, type=click.IntRange(1), help="requests at once; repeatable [default: 1, 8, 32]")
+@click.option("--rate", multiple=True, type=click.FloatRange(0, min_open=True), help="requests per second instead; repeatable")
+@dataset_options
+def serve(
+    url: str, api_key: str | None, model: str | None, concurrency: tuple[int, ...], rate: tuple[float, ...], as_json: bool, **values: Any
+) -> int:
+    from octavo.bench.http import HttpError, Target
+    from octavo.bench.load import Run, closed_loop, model_of, open_loop
+    from octavo.bench.report import summarise
+
+    target = Target.parse(url, api_key)
+    levels: list[tuple[str, float | None, int]] = [(f"rate {each:g}/s", each, 0) for each in rate]
+    levels += [(f"concurrency {each}", None, each) for each in concurrency or (() if rate else (1, 8, 32))]
+
+    async def measure() -> list[Summary]:
+        name = model or await model_of(target)
+        await closed_loop(target, name, _requests({**values, "num_prompts": 2, "dataset_seed": -1}), 1)
+        summaries = []
+        for index, (label, per_second, at_once) in enumerate(levels):
+            # Other text at each level: the prefix cache must not know it yet.
+            requests = _requests({**values, "dataset_seed": values["dataset_seed"] + index})
+            with _progress(label, len(requests)) as bar:
+
+                def tick(_: Record, bar: Any = bar) -> None:
+                    bar.update(1)
+
+                run: Run
+                if per_second is not None:
+                    run = await open_loop(target, name, requests, per_second, values["dataset_seed"], tick)
+                else:
+                    run = await closed_loop(target, name, requests, at_once, tick)
+            summaries.append(summarise(label, run))
+        return summaries
+
+    try:
+        summaries = asyncio.run(measure())
+    except HttpError as error:
+        raise OctavoError(str(error)) from None
+    return _print(summaries, as_json)
+
+
+@make_command("throughput", "Run requests through the engine in this process, all at once, and print the throughput.")
+@dataset_options
+@dataclass_options(EngineArgs)
+def throughput(as_json: bool, **values: Any) -> int:
+    import dataclasses
+
+    from octavo.bench.throughput import measure
+    from octavo.client.intake import PromptType
+    from octavo.llm import LLM
+    from octavo.sampling_params import SamplingParams
+
+    args = args_from(EngineArgs, values)
+    requests = _requests(values)
+    llm = LLM(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args)})
+
+    def generate(prompts: Sequence[Any], lengths: Sequence[int]) -> Sequence[tuple[int, int]]:
+        params = [SamplingParams(temperature=0, max_tokens=n, min_tokens=n, ignore_eos=True) for n in lengths]
+        asked: list[PromptType] = [prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = llm.generate(asked, params, use_tqdm=not as_json)
+        return [(len(output.prompt_token_ids), len(output.outputs[0].token_ids)) for output in outputs]
+
+    generate([" warm"], [2])
+    return _print([measure(requests, generate)], as_json)
+
+
+command.add_command(serve)
+command.add_command(throughput)
+
+
+def _requests(values: dict[str, Any]) -> list[BenchRequest]:
+    """The requests that the dataset options describe. Raises ConfigError."""
+    from octavo.bench import datasets
+
+    kind, path, count, seed = values["dataset"], values["dataset_path"], values["num_prompts"], values["dataset_seed"]
+    prompt = datasets.Lengths.parse("input_len", values["input_len"])
+    output = datasets.Lengths.parse("output_len", values["output_len"] or "16:256")
+    if kind in ("sharegpt", "file") and path is None:
+        raise ConfigError(f"dataset = {kind!r}: needs --dataset-path")
+    if kind == "file":
+        return datasets.file_requests(path, count, values["dataset_key"])
+    if kind == "sharegpt":
+        return datasets.sharegpt_requests(path, count or 96, output if values["output_len"] else None, seed)
+    if kind == "shared-prefix":
+        return datasets.shared_prefix_requests(count or 96, values["prefix_len"], values["num_prefixes"], prompt, output, seed)
+    return datasets.random_requests(count or 96, prompt, output, seed)
+
+
+def _progress(label: str, total: int) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc=label, unit="request", dynamic_ncols=True, leave=False)
+
+
+def _print(summaries: list[Summary], as_json: bool) -> int:
+    from octavo.bench.report import table
+
+    click.echo(json.dumps([summary.as_dict() for summary in summaries], indent=1) if as_json else table(summaries))
+    return 1 if any(summary.num_failed for summary in summaries) else 0
