@@ -282,18 +282,16 @@ async def test_cancelling_the_caller_aborts_a_request_that_still_waits(make_worl
 @pytest.mark.parametrize("kind", list(RequestOutputKind))
 async def test_abort_by_name_ends_the_streams_with_that_reason(make_world, kind):
     client = make_world().client
-    seen = []
 
     async def read():
-        async for output in client.generate([1], sampled(2000, n=2, seed=3, output_kind=kind), "mine"):
-            seen.append(output)
+        return [output async for output in client.generate([1], sampled(2000, n=2, seed=3, output_kind=kind), "mine")]
 
     task = asyncio.create_task(read())
     for _ in range(50):
         await asyncio.sleep(0)
     await client.abort("nobody")
     await client.abort("mine")
-    await task
+    seen = await task
     assert seen[-1].finished
     assert [choice.finish_reason for choice in seen[-1].outputs] == ["abort", "abort"]
     if kind is RequestOutputKind.CUMULATIVE:
