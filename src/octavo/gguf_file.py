@@ -208,7 +208,8 @@ def map_file(path: Path) -> mmap.mmap:
         # O_NONBLOCK: opening a pipe by mistake must not wait for its other end.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as e:
-        raise ModelFileError(f"{shown(str(path))}: cannot be opened: {getattr(e, 'strerror', None) or e}") from None
+        name = str(path) if str(path).isprintable() else repr(str(path))
+        raise ModelFileError(f"{name}: cannot be opened: {getattr(e, 'strerror', None) or e}") from None
     try:
         state = os.fstat(fd)
         if not stat.S_ISREG(state.st_mode):

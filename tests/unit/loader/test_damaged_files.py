@@ -1,0 +1,220 @@
+"""Needs Python only. Damaged and hostile files: one line that names the file, little memory, and never another exception."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from damaged_files import gguf_cases, random_bytes, safetensors_cases
+from file_writers import LLAMA_CONFIG, joined, llama_tensors, safetensors_bytes, safetensors_parts, tiny_llama
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from octavo.config import HFConfig
+from octavo.errors import ConfigError, ModelFileError
+from octavo.gguf_file import GGUFFile
+from octavo.loader.hf_config import load_generation_config, load_hf_config
+from octavo.loader.load import load_weights, open_checkpoint
+from octavo.loader.resolve import ModelSource
+from octavo.models import build_model
+
+GGUF_CASES = list(gguf_cases())
+SAFETENSORS_CASES = list(safetensors_cases())
+pytestmark = pytest.mark.timeout(60)
+
+
+def load(source: ModelSource) -> object:
+    """All that the loader does with a model."""
+    hf = load_hf_config(source)
+    model = build_model(hf)
+    report = load_weights(model, open_checkpoint(source, hf))
+    return report
+
+
+def gguf_source(folder: Path, data: bytes) -> ModelSource:
+    path = folder / "damaged.gguf"
+    path.write_bytes(data)
+    return ModelSource(path, "gguf", "damaged")
+
+
+def safetensors_source(folder: Path, data: bytes, config: object = LLAMA_CONFIG) -> ModelSource:
+    (folder / "model.safetensors").write_bytes(data)
+    (folder / "config.json").write_text(json.dumps(config))
+    return ModelSource(folder, "safetensors", "damaged")
+
+
+def refused(source: ModelSource, file: Path, word: str, size: int) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelFileError) as e:
+            load(source)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    text = str(e.value)
+    assert str(file) in text
+    assert word in text
+    assert "\n" not in text
+    assert len(text) < 400 + len(str(file))
+    assert peak < 2 * size + (4 << 20)
+
+
+def test_there_are_enough_cases() -> None:
+    assert len(GGUF_CASES) > 200
+    assert len(SAFETENSORS_CASES) > 60
+    assert len({data for _, data, _ in GGUF_CASES}) > 200
+
+
+def test_the_undamaged_files_load(tmp_path: Path) -> None:
+    load(gguf_source(tmp_path, joined(tiny_llama().fields())))
+    load(safetensors_source(tmp_path, safetensors_bytes(*safetensors_parts(llama_tensors()))))
+
+
+@pytest.mark.parametrize(("data", "word"), [case[1:] for case in GGUF_CASES], ids=[case[0] for case in GGUF_CASES])
+def test_damaged_gguf(tmp_path: Path, data: bytes, word: str) -> None:
+    source = gguf_source(tmp_path, data)
+    refused(source, source.path, word, len(data))
+
+
+@pytest.mark.parametrize(("data", "word"), [case[1:] for case in SAFETENSORS_CASES], ids=[case[0] for case in SAFETENSORS_CASES])
+def test_damaged_safetensors(tmp_path: Path, data: bytes, word: str) -> None:
+    source = safetensors_source(tmp_path, data)
+    refused(source, tmp_path / "model.safetensors", word, len(data))
+
+
+@pytest.mark.parametrize("data", [data for _, data in random_bytes()], ids=[name for name, _ in random_bytes()])
+def test_files_that_are_nothing(tmp_path: Path, data: bytes) -> None:
+    source = gguf_source(tmp_path, data)
+    refused(source, source.path, "", len(data))
+    refused(safetensors_source(tmp_path, data), tmp_path / "model.safetensors", "", len(data))
+
+
+GOOD_GGUF = joined(tiny_llama().fields())
+GGUF_HEADER = GGUF_DATA = GOOD_GGUF.index(tiny_llama().tensors[0][3][:64])
+GOOD_SAFETENSORS = safetensors_bytes(*safetensors_parts(llama_tensors()))
+SAFETENSORS_HEADER = 8 + int.from_bytes(GOOD_SAFETENSORS[:8], "little")
+
+
+def edits(size: int) -> st.SearchStrategy[list[tuple[int, bytes]]]:
+    """Places in a header and the bytes to put there."""
+    return st.lists(st.tuples(st.integers(0, size - 1), st.binary(min_size=1, max_size=9)), min_size=1, max_size=4)
+
+
+def edited(data: bytes, changes: list[tuple[int, bytes]]) -> bytes:
+    new = bytearray(data)
+    for at, raw in changes:
+        new[at : at + len(raw)] = raw
+    return bytes(new)
+
+
+def either_loads_or_is_refused(source: ModelSource) -> None:
+    try:
+        load(source)
+        load_generation_config(source)
+    except (ModelFileError, ConfigError) as e:
+        assert "\n" not in str(e)
+        assert str(source.path) in str(e)
+
+
+FUZZ = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FUZZ
+@given(changes=edits(GGUF_HEADER))
+def test_any_change_of_a_gguf_header(tmp_path: Path, changes: list[tuple[int, bytes]]) -> None:
+    either_loads_or_is_refused(gguf_source(tmp_path, edited(GOOD_GGUF, changes)))
+
+
+@FUZZ
+@given(changes=edits(SAFETENSORS_HEADER))
+def test_any_change_of_a_safetensors_header(tmp_path: Path, changes: list[tuple[int, bytes]]) -> None:
+    either_loads_or_is_refused(safetensors_source(tmp_path, edited(GOOD_SAFETENSORS, changes)))
+
+
+def test_each_byte_of_a_gguf_header_flipped(tmp_path: Path) -> None:
+    """Whatever is accepted must place every tensor inside the file and leave the data's bytes where they were."""
+    rng = np.random.default_rng(0)
+    accepted = 0
+    for at in range(GGUF_HEADER):
+        path = gguf_source(tmp_path, edited(GOOD_GGUF, [(at, bytes([GOOD_GGUF[at] ^ (1 << rng.integers(8))]))])).path
+        try:
+            file = GGUFFile.open(path)
+        except ModelFileError:
+            continue
+        accepted += 1
+        assert min(tensor.offset for tensor in file.tensors.values()) == GGUF_DATA
+        assert all(tensor.offset + tensor.nbytes <= len(GOOD_GGUF) for tensor in file.tensors.values())
+    assert 0 < accepted < GGUF_HEADER
+
+
+# Files around the weights
+
+
+BAD_CONFIGS: dict[str, bytes] = {
+    "not JSON": b"{",
+    "empty": b"",
+    "a list": b"[]",
+    "text": b'"llama"',
+    "not UTF-8": b'{"model_type": "\xff"}',
+    "a key twice": b'{"model_type": "llama", "model_type": "gpt2"}',
+    "deep": b"[" * 200_000,
+    "giant": b'{"a": "' + b"x" * (5 << 20) + b'"}',
+    "endless number": b'{"a": ' + b"1" * 20_000 + b"}",
+    "rope_scaling a list": json.dumps(LLAMA_CONFIG | {"rope_scaling": [1]}).encode(),
+    "rope_parameters text": json.dumps(LLAMA_CONFIG | {"rope_parameters": "x"}).encode(),
+}
+
+
+@pytest.mark.parametrize("text", BAD_CONFIGS.values(), ids=BAD_CONFIGS.keys())
+def test_bad_config(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(text)
+    refused(ModelSource(tmp_path, "safetensors", "x"), tmp_path / "config.json", "", len(text))
+
+
+WRONG_VALUES: dict[str, object] = {
+    "model_type": 7, "hidden_size": "64", "num_attention_heads": 0, "num_hidden_layers": -1, "vocab_size": 2**40, "num_key_value_heads": 3,
+    "intermediate_size": None, "head_dim": 0, "rms_norm_eps": "x", "rope_theta": [1], "tie_word_embeddings": "yes",
+    "quantization_config": "gptq", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "hidden_act": "gelu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG_VALUES.items(), ids=WRONG_VALUES.keys())
+def test_config_values_that_cannot_be(tmp_path: Path, key: str, value: object) -> None:
+    data = safetensors_bytes(*safetensors_parts(llama_tensors()))
+    with pytest.raises((ConfigError, ModelFileError)) as e:
+        load(safetensors_source(tmp_path, data, LLAMA_CONFIG | {key: value}))
+    assert str(tmp_path / "config.json") in str(e.value)
+    assert key in str(e.value)
+
+
+def test_config_at_odds_with_the_tensors(tmp_path: Path) -> None:
+    data = safetensors_bytes(*safetensors_parts(llama_tensors()))
+    changes = {"hidden_size": 32, "intermediate_size": 95, "vocab_size": 41, "num_hidden_layers": 2, "num_attention_heads": 4,
+               "num_key_value_heads": 2, "attention_bias": True, "head_dim": 16}  # fmt: skip
+    for key, value in changes.items():
+        with pytest.raises(ModelFileError, match=r"tensor '"):
+            load(safetensors_source(tmp_path, data, LLAMA_CONFIG | {key: value}))
+
+
+def test_metadata_at_odds_with_the_tensors(tmp_path: Path) -> None:
+    for key, value in {"embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 4, "block_count": 2, "vocab_size": 41}.items():
+        data = joined(tiny_llama(**{f"llama.{key}": (4, value)}).fields())
+        with pytest.raises(ModelFileError, match=r"damaged.gguf: tensor '"):
+            load(gguf_source(tmp_path, data))
+
+
+def test_layers_fewer_than_stored_are_refused(tmp_path: Path) -> None:
+    tensors = llama_tensors() | {"model.layers.1.input_layernorm.weight": ("F32", np.zeros(64, np.float32))}
+    with pytest.raises(ModelFileError, match=r"tensor 'model.layers.1.input_layernorm.weight': .* no use"):
+        load(safetensors_source(tmp_path, safetensors_bytes(*safetensors_parts(tensors))))
+
+
+def test_a_config_that_is_not_there(tmp_path: Path) -> None:
+    refused(ModelSource(tmp_path, "safetensors", "x"), tmp_path / "config.json", "No such file", 0)
+
+
+def test_hf_config_is_what_models_get(tmp_path: Path) -> None:
+    assert isinstance(load_hf_config(gguf_source(tmp_path, GOOD_GGUF)), HFConfig)

@@ -1,0 +1,136 @@
+"""Needs Python only. ggml's block types: equal to the gguf package's numbers, exactly or within the stated bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo.errors import ModelFileError
+from octavo.ops.packed import PackedWeight, WeightKind
+from octavo.quantization import StoredTensor
+from octavo.quantization.gguf import BLOCKS, WIDTH, pack_blocks
+
+gguf = pytest.importorskip("gguf")
+
+EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+BOUNDED = ("Q4_K", "Q5_K", "Q6_K")
+VIEWS = ("Q4_1", "Q8_0")
+
+
+def random_blocks(name: str, n: int, k: int, seed: int = 0, scale: float = 0.01) -> np.ndarray:
+    """Random bits [n, k / width] with finite scales of either sign, some of them zero and some subnormal."""
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (n, k // WIDTH[name], BLOCKS[name].itemsize), np.uint8).view(BLOCKS[name])[..., 0]
+    for key in ("d", "m", "dmin"):
+        if key in BLOCKS[name].names:
+            scales = (rng.standard_normal(blocks.shape) * scale).astype(np.float16)
+            scales[rng.random(blocks.shape) < 0.05] = 0
+            scales[rng.random(blocks.shape) < 0.05] = 6e-8
+            blocks[key] = scales
+    return blocks
+
+
+def stored(name: str, blocks: np.ndarray, k: int) -> StoredTensor:
+    return StoredTensor("f.gguf", "t", name, (blocks.shape[0], k), np.ascontiguousarray(blocks).reshape(-1).view(np.uint8))
+
+
+def reference(name: str, blocks: np.ndarray) -> np.ndarray:
+    raw = np.ascontiguousarray(blocks).view(np.uint8).reshape(blocks.shape[0], -1)
+    return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
+
+
+def packed(name: str, n: int, k: int, seed: int = 0) -> tuple[PackedWeight, np.ndarray]:
+    blocks = random_blocks(name, n, k, seed)
+    return pack_blocks(stored(name, blocks, k), n, k), blocks
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(("n", "k"), [(1, 32), (3, 64), (7, 576), (64, 1536)])
+def test_exact_types(name: str, n: int, k: int) -> None:
+    weight, blocks = packed(name, n, k)
+    assert np.array_equal(weight.dequantize(), reference(name, blocks))
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize(("n", "k"), [(1, 256), (3, 512), (7, 1536), (700, 768)])
+def test_bounded_types(name: str, n: int, k: int) -> None:
+    weight, blocks = packed(name, n, k)
+    part = weight.parts[0]
+    codes = np.abs(np.concatenate([part.codes & 15, part.codes >> 4], -1) if weight.kind is WeightKind.W4 else part.codes.astype(np.int32))
+    mins = 0 if part.mins is None else np.abs(part.mins[..., None].astype(np.float64))
+    bound = (codes * np.abs(part.scales[..., None].astype(np.float64)) + mins) / 2048 + (codes + 1) / 2**25
+    error = np.abs(weight.dequantize().astype(np.float64) - reference(name, blocks).astype(np.float64))
+    assert (error <= bound.reshape(n, k) * (1 + 1e-6)).all()
+    assert error.max() > 0  # the bound is about something
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_codes_are_exact_where_scales_are(name: str) -> None:
+    """With scales that are powers of two and small factors, no product is rounded: the integers themselves must be right."""
+    blocks = random_blocks(name, 16, 512)
+    blocks["d"] = np.float16(0.125)
+    if "dmin" in blocks.dtype.names:
+        blocks["dmin"] = np.float16(-0.5)
+    assert np.array_equal(pack_blocks(stored(name, blocks, 512), 16, 512).dequantize(), reference(name, blocks))
+
+
+@pytest.mark.parametrize("name", [*EXACT, *BOUNDED])
+def test_forms(name: str) -> None:
+    weight, _ = packed(name, 4, 512)
+    kind = WeightKind.W4 if name.startswith("Q4") else WeightKind.W8
+    assert (weight.kind, weight.group) == (kind, 16 if name == "Q6_K" else 32)
+    assert weight.has_mins is (name in ("Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q5_K"))
+    assert weight.parts[0].scales.dtype == np.float16
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_copy_nothing(name: str) -> None:
+    blocks = random_blocks(name, 4, 64)
+    tensor = stored(name, blocks, 64)
+    part = pack_blocks(tensor, 4, 64).parts[0]
+    for array in (part.codes, part.scales, part.mins):
+        assert array is None or np.shares_memory(array, tensor.data)
+
+
+@pytest.mark.parametrize("name", [*EXACT, *BOUNDED])
+def test_rows_do_not_depend_on_how_many_are_packed(name: str) -> None:
+    blocks = random_blocks(name, 1500, 2048)
+    whole = pack_blocks(stored(name, blocks, 2048), 1500, 2048).dequantize()
+    for rows in (slice(0, 1), slice(777, 779), slice(1499, 1500)):
+        some = pack_blocks(stored(name, blocks[rows], 2048), rows.stop - rows.start, 2048)
+        assert np.array_equal(some.dequantize(), whole[rows])
+
+
+@pytest.mark.parametrize("name", [*EXACT, *BOUNDED])
+def test_data_at_an_odd_address(name: str) -> None:
+    blocks = random_blocks(name, 5, 256)
+    raw = np.concatenate([np.zeros(1, np.uint8), blocks.reshape(-1).view(np.uint8)])
+    tensor = StoredTensor("f", "t", name, (5, 256), raw[1:])
+    assert np.array_equal(pack_blocks(tensor, 5, 256).dequantize(), pack_blocks(stored(name, blocks, 256), 5, 256).dequantize())
+
+
+@pytest.mark.parametrize(("name", "key", "value"), [("Q4_0", "d", 9000.0), ("Q4_K", "d", 60000.0), ("Q5_K", "dmin", 60000.0), ("Q6_K", "d", -60000.0)])
+def test_scales_that_fp16_cannot_hold_are_refused(name: str, key: str, value: float) -> None:
+    blocks = random_blocks(name, 2, 256)
+    blocks[key][1, 0] = value
+    if name != "Q4_0":
+        blocks["scales"][1, 0] = 127
+    with pytest.raises(ModelFileError, match="f.gguf: tensor 't': holds scales beyond"):
+        pack_blocks(stored(name, blocks, 256), 2, 256)
+
+
+@pytest.mark.parametrize("name", [*EXACT, *BOUNDED])
+def test_scales_that_are_no_numbers_stay_so(name: str) -> None:
+    """A NaN in the file must reach the logits, where it is noticed, and not become a number on the way."""
+    blocks = random_blocks(name, 2, 256)
+    blocks["d"][0, 0] = np.nan
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(pack_blocks(stored(name, blocks, 256), 2, 256).dequantize()[0]).any()
+
+
+def test_shape_and_type_are_checked() -> None:
+    tensor = stored("Q4_1", random_blocks("Q4_1", 2, 64), 64)
+    with pytest.raises(ModelFileError, match=r"has shape \[2, 64\], .* \[64, 2\]"):
+        pack_blocks(tensor, 64, 2)
+    with pytest.raises(ModelFileError, match="type IQ2_XXS is not supported"):
+        pack_blocks(StoredTensor("f", "t", "IQ2_XXS", (1, 256), np.zeros(66, np.uint8)), 1, 256)
