@@ -7,8 +7,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 #include <sys/mman.h>
 
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -337,15 +339,20 @@ struct LinearCall {
     for (int i = 0; i < threads; ++i) scratch.push_back(poisoned<uint8_t>(args.scratch_bytes));
   }
   void run(ThreadPool& pool) {
-    if (quantised)
-      pool.run([&](int ith, int nth) {
-        table.quantize_rows(args.x, args.ldx, args.rows, weight.w.k, quantised->k_padded, args.xq, ith, nth);
-      });
-    pool.run([&](int ith, int nth) {
-      LinearArgs own = args;
-      own.scratch = scratch[size_t(ith)].get();
-      table.linear(own, ith, nth);
-    });
+    Barrier barrier(pool.size());
+    pool.run([&](int ith, int nth) { run_thread(args.w, barrier, ith, nth); });
+  }
+  // One thread's part of quantisation (if any) and product with a weight of the call's shape, the barrier after each.
+  void run_thread(const PackedW* w, Barrier& barrier, int ith, int nth) {
+    if (quantised) {
+      table.quantize_rows(args.x, args.ldx, args.rows, w->k, quantised->k_padded, args.xq, ith, nth);
+      barrier.wait();
+    }
+    LinearArgs own = args;
+    own.w = w;
+    own.scratch = scratch[size_t(ith)].get();
+    table.linear(own, ith, nth);
+    barrier.wait();
   }
 };
 
@@ -380,6 +387,32 @@ nb::ndarray<nb::numpy, float> linear(Matrix x, const PackedWeight& weight, std::
   return y.array({size_t(a.rows), size_t(width)});
 }
 
+// Seconds per product of x with each of `weights` in turn, as a program runs them: all threads in one run, barriers between.
+double time_linear(Matrix x, const std::vector<const PackedWeight*>& weights, int64_t repeats, const std::string& isa) {
+  require(!weights.empty() && repeats >= 1, "there must be a weight and a repeat");
+  LinearCall call(x, *weights[0], kernels_for(*weights[0], isa));
+  for (const PackedWeight* w : weights) {
+    const PackedW &a = weights[0]->w, &b = w->w;
+    require(a.n == b.n && a.k == b.k && a.kind == b.kind && a.lanes == b.lanes, "weights must have one shape and kind");
+  }
+  Owned<float> y(size_t(call.args.rows * call.weight.w.n));
+  call.args.y = y.data.get();
+  call.args.ldy = call.weight.w.n;
+  nb::gil_scoped_release release;
+  ThreadPool& pool = thread_pool();
+  call.allocate_scratch(pool.size());
+  Barrier barrier(pool.size());
+  double seconds = 0;
+  pool.run([&](int ith, int nth) {
+    for (const PackedWeight* w : weights) call.run_thread(&w->w, barrier, ith, nth);  // warm
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < repeats; ++i)
+      for (const PackedWeight* w : weights) call.run_thread(&w->w, barrier, ith, nth);
+    if (ith == 0) seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  });
+  return seconds / double(repeats) / double(weights.size());
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -399,10 +432,11 @@ void bind_linear(nb::module_& m) {
   m.def("quantize_rows", &quantize_rows, "x"_a.noconvert(), "isa"_a = "", "threads"_a = 0,
         "Rows of float32 [rows, k] by groups of 32: (q int8 [rows, k_padded], scale [rows, groups], sum of q [rows, groups]).");
   m.def("linear", &linear, "x"_a.noconvert(), "weight"_a, "bias"_a.noconvert() = nb::none(), "residual"_a.noconvert() = nb::none(),
-        "epilogue"_a = "none", "isa"_a = "",
-        "threads"_a = 0,
+        "epilogue"_a = "none", "isa"_a = "", "threads"_a = 0,
         "y = epilogue(x @ weight.T + bias), float32 [rows, n] (or [rows, n / 2] for silu_mul and gelu_mul, gate channels first).\n"
         "w4 and w8 quantise x first. epilogue: none, add (residual float32 [rows, n]), silu_mul, gelu_mul.");
+  m.def("time_linear", &time_linear, "x"_a.noconvert(), "weights"_a, "repeats"_a, "isa"_a = "",
+        "Seconds per product of x with each weight in turn (one shape and kind), quantisation included: for benchmarks.");
 }
 
 }  // namespace octavo

@@ -6,7 +6,7 @@
 namespace octavo::OCTAVO_NS {
 namespace {
 
-constexpr int kTileRows = 6;
+constexpr int kTileRows = kRegisters == 32 ? 6 : 4;
 constexpr int kTileCols = 2;
 constexpr int64_t kBlock = 256;      // inputs per pass over the rows: two panels' worth stay in the first cache
 constexpr int64_t kExpandFrom = 12;  // rows from which 16-bit weights are widened once per block

@@ -103,7 +103,12 @@ inline B high4(B b) { return _mm256_and_si256(_mm256_srli_epi16(b, 4), _mm256_se
 // Pairs of products in int16: 8 steps of 2 * 15 * 127 are 30480 at most, so that one widening per 8 steps is enough.
 using D = __m256i;
 inline D dot4_zero() { return _mm256_setzero_si256(); }
-inline D dot4(D acc, B w, B x) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x)); }
+// The empty asm keeps the sums in order: reassociated into trees, they need more registers than there are.
+inline D dot4(D acc, B w, B x) {
+  acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x));
+  asm("" : "+x"(acc));
+  return acc;
+}
 inline I dot4_sum(D acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
 // maddubs wants one unsigned operand: |w|, with w's sign moved to x. 2 * 128 * 127 fits in int16, a second such pair would not.
 struct W8 {
@@ -113,7 +118,9 @@ inline W8 prepare8(B w) { return {_mm256_abs_epi8(w), w}; }
 inline I dot8_start(int32_t) { return _mm256_setzero_si256(); }
 inline I dot8(I acc, W8 w, B x) {
   const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x, w.sign));
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  asm("" : "+x"(acc));
+  return acc;
 }
 
 }  // namespace octavo::OCTAVO_NS

@@ -115,7 +115,12 @@ inline I dot8_start(int32_t sum_x) { return _mm512_set1_epi32(-128 * sum_x); }
 inline I dot8(I acc, W8 w, B x) { return _mm512_dpbusd_epi32(acc, w, x); }
 #else
 // Pairs of products in int16: 8 steps of 2 * 15 * 127 are 30480 at most, so that one widening per 8 steps is enough.
-inline D dot4(D acc, B w, B x) { return _mm512_add_epi16(acc, _mm512_maddubs_epi16(w, x)); }
+// The empty asm keeps the sums in order: reassociated into trees, they need more registers than there are.
+inline D dot4(D acc, B w, B x) {
+  acc = _mm512_add_epi16(acc, _mm512_maddubs_epi16(w, x));
+  asm("" : "+v"(acc));
+  return acc;
+}
 inline I dot4_sum(D acc) { return _mm512_madd_epi16(acc, _mm512_set1_epi16(1)); }
 // maddubs wants one unsigned operand: |w|, with w's sign moved to x. 2 * 128 * 127 fits in int16, a second such pair would not.
 struct W8 {
@@ -127,7 +132,9 @@ inline I dot8_start(int32_t) { return _mm512_setzero_si512(); }
 inline I dot8(I acc, W8 w, B x) {
   const __m512i turned = _mm512_mask_sub_epi8(x, w.negative, _mm512_setzero_si512(), x);
   const __m512i pairs = _mm512_maddubs_epi16(w.magnitude, turned);
-  return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  acc = _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  asm("" : "+v"(acc));
+  return acc;
 }
 #endif
 
