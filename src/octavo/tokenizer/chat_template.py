@@ -33,7 +33,7 @@ from octavo.tokenizer.vocabulary import DEFAULT_TEMPLATE
 
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_OUTPUT_CHARS = 1 << 25
-MAX_STEPS = 200_000
+MAX_STEPS = 100_000
 MAX_NUMBER = 100_000
 MAX_WIDTH = 1_000
 MAX_BITS = 4096
@@ -85,6 +85,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,

@@ -28,7 +28,7 @@ MEDIA_PARTS = frozenset(
     }
 )
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
-MAX_MESSAGES = 16384
+MAX_MESSAGES = 8192
 
 
 def normalise_messages(messages: object) -> list[dict[str, Any]]:

@@ -4,12 +4,13 @@ import json
 import random
 
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+
 from octavo.errors import OctavoError
 from octavo.gguf_file import GGUFFile
 from octavo.loader.resolve import resolve_model
 from octavo.tokenizer.gguf_vocab import build_vocabulary
 from octavo.tokenizer.tokenizer import Tokenizer
-from tokenizers.pre_tokenizers import ByteLevel
 
 FRAGMENTS = [
     "def f(x):\n    return x ** 2  # squares\n", "for (int i = 0; i < n; ++i) { a[i] += b[i]; }", "SELECT * FROM t WHERE id = 42;",

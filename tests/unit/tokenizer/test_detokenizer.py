@@ -5,11 +5,12 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Reference
+
 from octavo.tokenizer.detokenizer import ByteDetokenizer, PackageDetokenizer, make_detokenizer
 from octavo.tokenizer.tokenizer import DecoderKind, Tokenizer
 from octavo.tokenizer.vocabulary import Vocabulary
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Reference
 
 
 def stream(tokenizer, ids, chunks=None, **options) -> list[str]:

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from octavo.tokenizer.stop_strings import StopStrings
 
 

@@ -7,12 +7,13 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Reference
+
 from octavo.errors import ConfigError, InvalidRequestError, ModelFileError
 from octavo.tokenizer import vocabulary
 from octavo.tokenizer.gguf_vocab import WORD_RULES, build_vocabulary
 from octavo.tokenizer.tokenizer import DecoderKind, Tokenizer
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Reference
 
 
 def small(gguf_metadata, **changes) -> Tokenizer:
