@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,6 +58,8 @@ def command() -> None:
 def serve(
     url: str, api_key: str | None, model: str | None, concurrency: tuple[int, ...], rate: tuple[float, ...], as_json: bool, **values: Any
 ) -> int:
+    import asyncio
+
     from octavo.bench.http import HttpError, Target
     from octavo.bench.load import Run, closed_loop, model_of, open_loop
     from octavo.bench.report import summarise
