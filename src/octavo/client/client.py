@@ -144,7 +144,7 @@ class EngineClient:
 
     @property
     def engine_info(self) -> EngineReady | None:
-        """What the engine said of itself when it was ready; None before."""
+        """What the present engine said of itself when it was ready; None before the first was."""
         return self._ready
 
     @property
@@ -333,7 +333,7 @@ class EngineClient:
         if guilty is not None:
             self._give_up(family_of(guilty))
         self._earlier = self._stats
-        await self._supervisor.restart(ended)
+        self._ready = await self._supervisor.restart(ended)
         self._send_unsent(self._recovery.restarted())
 
     def _give_up(self, family: str) -> None:
