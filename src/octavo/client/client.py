@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Self
 
@@ -21,6 +21,7 @@ import msgspec
 from octavo.client.intake import Asked, Family, Intake, PromptType, family_of
 from octavo.client.outputs import OutputProcessor, RequestOutput
 from octavo.client.recovery import Recovery
+from octavo.client.stats_log import StatsLog
 from octavo.client.stream import OutputStream
 from octavo.client.supervisor import EngineState, Supervisor
 from octavo.client.transport import ENGINE_COMMAND, EngineEnded, SocketTransport
@@ -55,7 +56,7 @@ class EngineClient:
         self._unsent: dict[str, EngineCoreRequest] = {}  # what `_recovery` holds back, as it will be sent
         self._streams: dict[str, OutputStream] = {}
         self._labels: dict[str, list[str]] = {}  # a user's request id -> the families under it
-        self._listeners: list[StatsListener] = []
+        self._listeners: list[StatsListener] = [] if args.disable_log_stats else [StatsLog()]
         self._starting: asyncio.Task[None] | None = None
         self._receiver: asyncio.Task[None] | None = None
         self._intake: Intake | None = None
@@ -186,7 +187,7 @@ class EngineClient:
         cache_salt: str | None = None,
         priority: int = 0,
         arrival_time: float | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Streams the outputs for a prompt. Closing or cancelling the iteration aborts the request at once.
 
         `request_id` is the caller's name for it, shown in outputs and known to `abort`; it need not be unique.
