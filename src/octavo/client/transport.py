@@ -214,7 +214,7 @@ class _MessageStream(asyncio.Protocol):
             self.close()
         self._wake()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the caller names it
+    def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
         self._wake()
 
@@ -256,6 +256,8 @@ class InlineTransport:
 def _describe(returncode: int) -> str:
     if returncode >= 0:
         return f"exit code {returncode}"
+    if -returncode == signal.SIGKILL:
+        return "killed by SIGKILL, as the system does when memory runs out"
     with contextlib.suppress(ValueError):
-        return f"signal {-returncode} ({signal.Signals(-returncode).name})"
-    return f"signal {-returncode}"
+        return f"killed by {signal.Signals(-returncode).name}"
+    return f"killed by signal {-returncode}"

@@ -103,7 +103,7 @@ class InlineChannel:
         self.inbox: deque[ToEngine] = deque()
         self.outbox: deque[ToClient] = deque()
 
-    def receive(self, timeout: float | None) -> list[ToEngine | Undecodable]:  # noqa: ARG002 - a Channel's
+    def receive(self, timeout: float | None) -> list[ToEngine | Undecodable]:
         messages: list[ToEngine | Undecodable] = list(self.inbox)
         self.inbox.clear()
         return messages
