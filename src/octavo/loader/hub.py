@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from octavo.config import cache_dir
@@ -17,7 +16,6 @@ from octavo.errors import ConfigError
 from octavo.loader.resolve import INDEX
 
 COMPANIONS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
-FAULTS = (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, HFValidationError, OSError, ValueError)
 
 
 def hub_path(model: str, revision: str | None, download_dir: str | None, load_format: str, progress: bool) -> Path:
@@ -36,7 +34,9 @@ def hub_path(model: str, revision: str | None, download_dir: str | None, load_fo
             return found
     try:
         return fetch(repo, rest, revision, kept[-1], load_format)
-    except FAULTS as e:
+    except ConfigError:
+        raise
+    except Exception as e:  # the client's own, its HTTP library's, or whatever an odd answer makes of either: they change with its versions
         reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
         raise ConfigError(f"model = {model!r}: is not on this machine and could not be fetched from the hub: {reason}") from None
 
@@ -47,7 +47,7 @@ def local(repo: str, rest: list[str], revision: str | None, cache: Path, load_fo
         if rest:
             return Path(hf_hub_download(repo, rest[0], revision=revision, cache_dir=cache, local_files_only=True))
         folder = Path(snapshot_download(repo, revision=revision, cache_dir=cache, local_files_only=True))
-    except FAULTS:
+    except Exception:  # as above; whatever the reason, it is not here
         return None
     has_weights = is_complete(folder) or (load_format != "safetensors" and any(folder.glob("*.gguf")))
     return folder if has_weights else None

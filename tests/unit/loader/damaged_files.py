@@ -7,7 +7,21 @@ import struct
 from collections.abc import Iterator
 
 import numpy as np
-from file_writers import ARRAY, STRING, Array, Fields, Gguf, joined, llama_tensors, replaced, safetensors_bytes, safetensors_parts, tiny_llama, u32, u64
+from file_writers import (
+    ARRAY,
+    STRING,
+    Array,
+    Fields,
+    Gguf,
+    joined,
+    llama_tensors,
+    replaced,
+    safetensors_bytes,
+    safetensors_parts,
+    tiny_llama,
+    u32,
+    u64,
+)
 
 Case = tuple[str, bytes, str]
 HUGE = (2**31, 2**32 - 1, 2**61, 2**63, 2**64 - 1)

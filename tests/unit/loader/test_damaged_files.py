@@ -30,8 +30,7 @@ def load(source: ModelSource) -> object:
     """All that the loader does with a model."""
     hf = load_hf_config(source)
     model = build_model(hf)
-    report = load_weights(model, open_checkpoint(source, hf))
-    return report
+    return load_weights(model, open_checkpoint(source, hf))
 
 
 def gguf_source(folder: Path, data: bytes) -> ModelSource:

@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from file_writers import LLAMA_CONFIG, Gguf, joined, llama_tensors, random_tensor, safetensors_bytes, safetensors_parts, tiny_llama
+from file_writers import (
+    LLAMA_CONFIG,
+    Gguf,
+    joined,
+    llama_tensors,
+    random_tensor,
+    safetensors_bytes,
+    safetensors_parts,
+    tiny_llama,
+)
 
 from octavo.errors import ConfigError, ModelFileError
 from octavo.loader.hf_config import load_hf_config
