@@ -16,12 +16,10 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Self
 
-import msgspec
-
 from octavo.client.intake import Asked, Family, Intake, PromptType, family_of
 from octavo.client.outputs import OutputProcessor, RequestOutput
 from octavo.client.recovery import Recovery
-from octavo.client.stats_log import StatsLog
+from octavo.client.stats import StatsLog, continued
 from octavo.client.stream import OutputStream
 from octavo.client.supervisor import EngineState, Supervisor
 from octavo.client.transport import ENGINE_COMMAND, EngineEnded, SocketTransport
@@ -52,8 +50,7 @@ class EngineClient:
         self._args = args
         self._log_requests = isinstance(args, AsyncEngineArgs) and args.enable_log_requests
         self._processor = OutputProcessor(tokenizer)
-        self._recovery = Recovery()
-        self._unsent: dict[str, EngineCoreRequest] = {}  # what `_recovery` holds back, as it will be sent
+        self._recovery: Recovery[EngineCoreRequest] = Recovery()
         self._streams: dict[str, OutputStream] = {}
         self._labels: dict[str, list[str]] = {}  # a user's request id -> the families under it
         self._listeners: list[StatsListener] = [] if args.disable_log_stats else [StatsLog()]
@@ -270,9 +267,7 @@ class EngineClient:
             self._processor.add(
                 request, family=family.id, index=index, n=family.params.n, prompt=family.text, params=family.params
             )
-            if self._recovery.hold(request.request_id):
-                self._unsent[request.request_id] = request
-            else:
+            if not self._recovery.hold(request.request_id, request):
                 self._supervisor.send(request)
         if self._log_requests:
             prompt_len = len(family.requests[0].prompt_token_ids)
@@ -323,19 +318,18 @@ class EngineClient:
             self._supervisor.send(Abort(step.aborts))
         if self._recovery.active:
             self._tell_recovery([output.request_id for output in outputs.outputs] + step.aborts)
-        self._stats = _continued(outputs.stats, self._earlier)
+        self._stats = continued(outputs.stats, self._earlier)
         for listener in self._listeners:
             listener(self._stats)
 
     async def _recover(self, ended: EngineEnded) -> None:
         """Another engine, with all that the last one had not finished. Raises OctavoError when there will be none."""
-        self._unsent = {request.request_id: request for request in self._processor.resume_requests()}
-        guilty = self._recovery.crashed(self._unsent)
+        guilty = self._recovery.crashed({request.request_id: request for request in self._processor.resume_requests()})
         if guilty is not None:
             self._give_up(family_of(guilty))
         self._earlier = self._stats
         self._ready = await self._supervisor.restart(ended)
-        self._send_unsent(self._recovery.restarted())
+        self._send_all(self._recovery.restarted())
 
     def _give_up(self, family: str) -> None:
         logger.error("request %s is given up: the engine died time and again with it alone", family)
@@ -346,26 +340,14 @@ class EngineClient:
     def _tell_recovery(self, request_ids: list[str]) -> None:
         """These requests had an output or are over; others may have waited for that."""
         if self._recovery.active:
-            self._send_unsent(self._recovery.news(request_ids))
-            for request_id in request_ids:
-                self._unsent.pop(request_id, None)
+            self._send_all(self._recovery.news(request_ids))
 
-    def _send_unsent(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            self._supervisor.send(self._unsent.pop(request_id))
+    def _send_all(self, requests: list[EngineCoreRequest]) -> None:
+        for request in requests:
+            self._supervisor.send(request)
 
     def _die(self, error: OctavoError) -> None:
         self._dead = self._dead or error
         for family, stream in self._streams.items():
             self._processor.abort(family)
             stream.put(EngineDeadError(str(error)))
-
-
-COUNTERS = ("step", "prefix_queries", "prefix_hits", "num_preemptions", "prompt_tokens", "generation_tokens")
-
-
-def _continued(stats: StepStats, earlier: StepStats | None) -> StepStats:
-    """The books of an engine with what its predecessors had counted: for a reader, counters never fall."""
-    if earlier is None:
-        return stats
-    return msgspec.structs.replace(stats, **{name: getattr(stats, name) + getattr(earlier, name) for name in COUNTERS})

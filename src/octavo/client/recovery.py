@@ -1,4 +1,4 @@
-"""Which requests a fresh engine is given after a crash, and when. Pure: told of crashes and outputs, it answers with ids.
+"""Which requests a fresh engine is given after a crash, and when. Pure: told of crashes and outputs, it answers with requests.
 
 A crash may be nobody's fault (the kernel was short of memory), or one request's, and then it will happen again. The rule finds that
 request and lets no other pay for it:
@@ -15,18 +15,21 @@ engine only in company is never alone when it does: the limit on restarts ends t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 STRIKES_FOR_TRIAL = 2
 STRIKES_TO_GIVE_UP = 3
 
 
-class Recovery:
-    """Holds requests back while an engine restarts and while suspects are tried. Ids are those of engine requests."""
+class Recovery(Generic[T]):
+    """Holds requests back while an engine restarts and while suspects are tried. Ids are those of engine requests; T is what is sent."""
 
     def __init__(self) -> None:
         self._strikes: dict[str, int] = {}
-        self._held: dict[str, None] = {}  # ids not yet sent to this engine, in the order in which they will be
+        self._held: dict[str, T] = {}  # not yet sent to this engine, in the order in which they will be
         self._trial: str | None = None
         self._restarting = False
 
@@ -40,35 +43,33 @@ class Recovery:
         """Requests that wait for an engine."""
         return len(self._held)
 
-    def crashed(self, in_flight: Iterable[str]) -> str | None:
-        """The engine died with these requests unfinished (sent or held). Returns the one to give up, if there is one."""
-        ids = dict.fromkeys(in_flight)
-        sent = [id_ for id_ in ids if id_ not in self._held]
-        for id_ in sent:
-            self._strikes[id_] = self._strikes.get(id_, 0) + 1
-        guilty = sent[0] if len(sent) == 1 and self._strikes[sent[0]] >= STRIKES_TO_GIVE_UP else None
+    def crashed(self, in_flight: Mapping[str, T]) -> str | None:
+        """The engine died with these requests unfinished (sent or held). Returns the id of the one to give up, if there is one."""
+        sent = [id_ for id_ in in_flight if id_ not in self._held]
+        strikes = {id_: self._strikes.get(id_, 0) + (id_ not in self._held) for id_ in in_flight}
+        guilty = sent[0] if len(sent) == 1 and strikes[sent[0]] >= STRIKES_TO_GIVE_UP else None
         if guilty is not None:
-            del ids[guilty], self._strikes[guilty]
-        self._strikes = {id_: count for id_, count in self._strikes.items() if id_ in ids}
-        self._held = dict.fromkeys(sorted(ids, key=self._trial_order))
+            del strikes[guilty]
+        self._strikes = {id_: count for id_, count in strikes.items() if count}
+        self._held = {id_: in_flight[id_] for id_ in sorted(strikes, key=self._trial_order)}
         self._trial = None
         self._restarting = True
         return guilty
 
-    def restarted(self) -> list[str]:
-        """A fresh engine is ready. Returns the ids to send to it now, in order."""
+    def restarted(self) -> list[T]:
+        """A fresh engine is ready. Returns what to send to it now, in order."""
         self._restarting = False
         return self._release()
 
-    def hold(self, id_: str) -> bool:
-        """Whether a new request must wait; it is then named by a later answer."""
+    def hold(self, id_: str, request: T) -> bool:
+        """Whether a new request must wait; it then comes with a later answer."""
         if not (self._restarting or self._held or self._trial):
             return False
-        self._held[id_] = None
+        self._held[id_] = request
         return True
 
-    def news(self, ids: Iterable[str]) -> list[str]:
-        """These requests had an output or have ended. Returns the ids to send now."""
+    def news(self, ids: Iterable[str]) -> list[T]:
+        """These requests had an output or have ended. Returns what to send now."""
         for id_ in ids:
             self._strikes.pop(id_, None)
             self._held.pop(id_, None)
@@ -76,15 +77,14 @@ class Recovery:
                 self._trial = None
         return self._release()
 
-    def _release(self) -> list[str]:
+    def _release(self) -> list[T]:
         if self._restarting or self._trial is not None or not self._held:
             return []
         first = next(iter(self._held))
         if self._strikes.get(first, 0) >= STRIKES_FOR_TRIAL:
-            del self._held[first]
             self._trial = first
-            return [first]
-        released, self._held = list(self._held), {}
+            return [self._held.pop(first)]
+        released, self._held = list(self._held.values()), {}
         return released
 
     def _trial_order(self, id_: str) -> int:

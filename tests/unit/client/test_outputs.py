@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 
 from octavo.client.outputs import Logprob, OutputProcessor, RequestOutput
-from octavo.errors import ContextLengthError, InvalidRequestError, OverloadedError, RequestFailedError
+from octavo.errors import ContextLengthError, InvalidRequestError, OctavoError, OverloadedError, RequestFailedError
+from octavo.loader.resolve import resolve_model
 from octavo.protocol import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -46,6 +47,14 @@ def tokenizer() -> Tokenizer:
             "x",
         )
     )
+
+
+@pytest.fixture(scope="module")
+def real() -> Tokenizer:
+    try:
+        return Tokenizer.load(resolve_model("smollm2-135m").path)
+    except OctavoError as e:
+        pytest.skip(f"the built-in model is not at hand: {e}")
 
 
 class Client:
@@ -212,6 +221,32 @@ class TestStopStrings:
         outputs = [client.one([i]) for i in parts]
         assert texts(outputs) == "x"
         assert outputs[-1].outputs[0].stop_reason == "é"
+
+
+class TestRealVocabulary:
+    """The built-in model's own tokens, as a stream of the server would bring them."""
+
+    def test_alphabet_up_to_the_stop_string(self, real):
+        client = Client(real)
+        client.add(stop=["DEFGHIJ"], max_tokens=100)
+        ids = real.encode("ABC DEFGHI ABCDEFGHIJKLMNOP", add_special_tokens=False)
+        seen = [client.one([i]) for i in ids]
+        shown = [o for o in seen if o is not None]
+        assert texts(shown) == "ABC DEFGHI ABC"
+        assert shown[-1].outputs[0].stop_reason == "DEFGHIJ"
+        for i in range(len(shown)):  # no moment at which a client had seen more than it may
+            assert "ABC DEFGHI ABC".startswith(texts(shown[: i + 1]))
+
+    def test_characters_of_several_tokens_with_log_probabilities(self, real):
+        client = Client(real)
+        client.add(logprobs=0, max_tokens=100)
+        text = "😀👍🏽 漢字 T\u0301"
+        ids = real.encode(text, add_special_tokens=False)
+        seen = [client.one([i], logprobs=[TokenLogprobs([i], [-1.0], 1)]) for i in ids]
+        assert texts(seen) == text
+        assert all("\ufffd" not in o.outputs[0].text for o in seen)
+        data = b"".join(real.token_bytes(next(iter(o.outputs[0].logprobs[0]))) for o in seen)
+        assert data == text.encode()
 
 
 class TestFamilies:

@@ -7,15 +7,20 @@ import pytest
 from octavo.client.recovery import STRIKES_TO_GIVE_UP, Recovery
 
 
+def crashed(recovery, ids):
+    """Here a request is its id."""
+    return recovery.crashed({id_: id_ for id_ in ids})
+
+
 def test_nothing_is_held_while_nothing_happens():
     recovery = Recovery()
-    assert not recovery.hold("a")
+    assert not recovery.hold("a", "a")
     assert not recovery.active
 
 
 def test_after_one_crash_all_are_resent_together_in_order():
     recovery = Recovery()
-    assert recovery.crashed(["a", "b", "c"]) is None
+    assert crashed(recovery, ["a", "b", "c"]) is None
     assert recovery.restarted() == ["a", "b", "c"]
     assert recovery.active
     assert recovery.news(["c", "a", "b"]) == []
@@ -24,30 +29,30 @@ def test_after_one_crash_all_are_resent_together_in_order():
 
 def test_requests_that_come_while_the_engine_restarts_wait_and_go_last():
     recovery = Recovery()
-    recovery.crashed(["a"])
-    assert recovery.hold("new")
+    crashed(recovery, ["a"])
+    assert recovery.hold("new", "new")
     assert recovery.num_held == 2
     assert recovery.restarted() == ["a", "new"]
     assert recovery.num_held == 0
-    assert not recovery.hold("newer")
+    assert not recovery.hold("newer", "newer")
 
 
 def test_an_aborted_request_is_not_resent():
     recovery = Recovery()
-    recovery.crashed(["a", "b"])
+    crashed(recovery, ["a", "b"])
     recovery.news(["a"])
     assert recovery.restarted() == ["b"]
 
 
 def test_after_two_crashes_suspects_are_tried_one_by_one_and_others_wait():
     recovery = Recovery()
-    recovery.crashed(["a", "b"])
-    recovery.hold("c")
+    crashed(recovery, ["a", "b"])
+    recovery.hold("c", "c")
     recovery.restarted()
-    recovery.crashed(["a", "b", "c"])  # c has one strike only
-    recovery.hold("d")
+    crashed(recovery, ["a", "b", "c"])  # c has one strike only
+    recovery.hold("d", "d")
     assert recovery.restarted() == ["a"]
-    assert recovery.hold("e")
+    assert recovery.hold("e", "e")
     assert recovery.news(["a"]) == ["b"]
     assert recovery.news(["a"]) == []  # b's trial is not over
     assert recovery.news(["b"]) == ["c", "d", "e"]
@@ -56,7 +61,7 @@ def test_after_two_crashes_suspects_are_tried_one_by_one_and_others_wait():
 def test_a_trial_ends_with_the_request():
     recovery = Recovery()
     for _ in range(2):
-        recovery.crashed(["a", "b"])
+        crashed(recovery, ["a", "b"])
         first = recovery.restarted()
     assert first == ["a"]
     assert recovery.news(["a"]) == ["b"]  # aborted or finished: the same call
@@ -66,20 +71,20 @@ def test_only_a_request_that_was_alone_is_given_up():
     recovery = Recovery()
     verdicts = []
     for _ in range(2):
-        verdicts.append(recovery.crashed(["a", "b"]))
+        verdicts.append(crashed(recovery, ["a", "b"]))
         recovery.restarted()
     recovery.news(["a"])  # a is cleared and runs on; b is being tried
-    verdicts.append(recovery.crashed(["a", "b"]))
+    verdicts.append(crashed(recovery, ["a", "b"]))
     assert verdicts == [None, None, None]
     assert recovery.restarted() == ["b"]  # most strikes first, now really alone
-    assert recovery.crashed(["a", "b"]) == "b"
+    assert crashed(recovery, ["a", "b"]) == "b"
     assert recovery.restarted() == ["a"]
 
 
 def test_a_request_that_brings_tokens_between_crashes_is_never_a_suspect():
     recovery = Recovery()
     for _ in range(50):
-        assert recovery.crashed(["a"]) is None
+        assert crashed(recovery, ["a"]) is None
         assert recovery.restarted() == ["a"]
         recovery.news(["a"])
 
@@ -88,7 +93,7 @@ def test_a_lone_request_is_given_up_at_its_third_strike():
     recovery = Recovery()
     verdicts = []
     for _ in range(STRIKES_TO_GIVE_UP):
-        verdicts.append(recovery.crashed(["a"]))
+        verdicts.append(crashed(recovery, ["a"]))
         recovery.restarted()
     assert verdicts == [None] * (STRIKES_TO_GIVE_UP - 1) + ["a"]
 
@@ -119,13 +124,13 @@ def test_every_innocent_finishes_and_every_poison_is_found(seed):
     while left or arrivals:
         if arrivals and rng.random() < 0.5:
             id_ = arrivals.pop(0)
-            if not recovery.hold(id_):
+            if not recovery.hold(id_, id_):
                 engine.running.append(id_)
         known = [id_ for id_ in ids if id_ in left and id_ not in arrivals]
         outputs = engine.step()
         if outputs is None:
             crashes += 1
-            guilty = recovery.crashed(known)
+            guilty = crashed(recovery, known)
             if guilty:
                 given_up.append(guilty)
                 del left[guilty]

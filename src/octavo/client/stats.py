@@ -1,4 +1,7 @@
-"""A line of figures every ten seconds while there is work, as operators know it from vLLM. Fed with the books after each step."""
+"""What the client makes of the engine's books: counters that go on over restarts, and a line of figures for operators.
+
+Knows nothing of requests.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,28 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from octavo.protocol import StepStats
 
 PERIOD_SECONDS = 10.0
+COUNTERS = ("step", "prefix_queries", "prefix_hits", "num_preemptions", "prompt_tokens", "generation_tokens")
 
 logger = logging.getLogger(__name__)
 
 
+def continued(stats: StepStats, earlier: StepStats | None) -> StepStats:
+    """The books of an engine with what its predecessors had counted: for a reader, counters never fall."""
+    if earlier is None:
+        return stats
+    return msgspec.structs.replace(stats, **{name: getattr(stats, name) + getattr(earlier, name) for name in COUNTERS})
+
+
 class StatsLog:
-    """A listener for `EngineClient.add_stats_listener`. Rates are over the time since the line before."""
+    """A line every ten seconds while there is work, as operators know it from vLLM: a listener for `add_stats_listener`.
+
+    Rates are over the time since the line before.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,8 +1,8 @@
-"""Needs Python only. The line of figures: when it is written, and what it says."""
+"""Needs Python only. Counters over restarts, and the line of figures: when it is written, and what it says."""
 
 import logging
 
-from octavo.client.stats_log import PERIOD_SECONDS, StatsLog
+from octavo.client.stats import PERIOD_SECONDS, StatsLog, continued
 from octavo.protocol import StepStats
 
 
@@ -40,3 +40,11 @@ def test_an_idle_engine_is_not_worth_a_line_but_a_stuck_queue_is(caplog):
     now = 40.0
     log(stats(5, running=0, waiting=1))
     assert len(caplog.messages) == 1
+
+
+def test_counters_go_on_and_gauges_do_not():
+    earlier = stats(7, running=5, used=30, queries=3, hits=2, prompt=100, generated=50)
+    now = continued(stats(1, running=1, used=2, queries=1, hits=1, prompt=10, generated=5), earlier)
+    assert (now.step, now.prefix_queries, now.prefix_hits, now.prompt_tokens, now.generation_tokens) == (8, 4, 3, 110, 55)
+    assert (now.num_running, now.num_used_blocks) == (1, 2)
+    assert continued(earlier, None) is earlier
