@@ -19,8 +19,9 @@ nothing running every block is available, and the front of the queue fits for th
 and no earlier one can be added for ever (of one priority, keys grow), so every request ends.
 
 **Bounded preemption.** Being preempted costs computing again. Three things bound it:
- - A newcomer must leave free what all running requests surely need next, and a share of what they may still need. The share,
-   `caution`, rises with each preemption and decays without, so a pool that is too small for its load settles down.
+ - A newcomer must leave free what all running requests surely need next, and a share of what they may need after that. The share
+   is `caution`, which rises with each preemption and decays without, times the part of their allowance that requests have lately
+   used. So a pool that is too small for its load settles down, and a generous max_tokens that nobody uses keeps nobody out.
  - Blocks of a preempted request stay in the prefix cache until somebody needs them.
  - A request that was preempted MAX_PREEMPTIONS times is *guarded*: it is admitted only when the most that it and all running
    requests can ever need fits, and while it runs, others are admitted by the same rule. So while it runs
@@ -44,7 +45,8 @@ from octavo.protocol import BlockCopy, ScheduledRequest, SchedulerOutput
 
 MAX_PREEMPTIONS = 4
 CAUTION_RISE = 0.25  # on each preemption
-CAUTION_DECAY = 0.99  # in each step
+CAUTION_DECAY = 0.998  # in each step
+USED_SHARE_WEIGHT = 0.05  # of the latest request in the moving average
 
 
 class Start(NamedTuple):
@@ -71,6 +73,7 @@ class Scheduler:
         self.broken: list[tuple[Request, str]] = []  # requests that raised while they were scheduled
         self.released_ids: list[str] = []  # that the runner still knows
         self.caution = 0.0
+        self.used_share = 1.0  # of max_tokens, by requests that ended
 
     def add(self, request: Request) -> None:
         self.waiting.push(request)
@@ -110,10 +113,11 @@ class Scheduler:
                 all_placed = False  # it was preempted for an earlier one
             elif num_tokens > 0:
                 try:
-                    if self._make_room(request, num_tokens, plan):
-                        self._put(request, num_tokens, plan)
-                    else:
+                    copies = self._make_room(request, num_tokens)
+                    if copies is None:
                         all_placed = False
+                    else:
+                        self._put(request, num_tokens, copies, plan)
                 except Exception as error:  # the boundary: one request's data must not end the engine
                     self._break(request, error)
         return all_placed
@@ -128,41 +132,42 @@ class Scheduler:
                 left -= pending[i]
         return list(zip(self.running, pending, strict=True))
 
-    def _make_room(self, request: Request, num_tokens: int, plan: SchedulerOutput) -> bool:
-        """Blocks for a running request, taken from later ones if need be. False: it must wait for earlier ones to end."""
-        while not self._take_blocks(request, num_tokens, plan):
+    def _make_room(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
+        """Blocks for a running request, taken from later ones if need be. None: it must wait for earlier ones to end."""
+        while (copies := self._take_blocks(request, num_tokens)) is None:
             if self.running[-1] is not request:
                 self._preempt(self.running[-1])
             elif len(self.running) > 1:
-                return False
+                return None
             else:
                 raise InvariantError(f"request {request.request_id} is alone and does not fit")
-        return True
+        return copies
 
-    def _take_blocks(self, request: Request, num_tokens: int, plan: SchedulerOutput) -> bool:
+    def _take_blocks(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
         """Extend the table for the next `num_tokens` tokens and make each block that they go to the request's own.
 
-        False, and nothing has changed, if too few blocks are available. Copy on write: a block that others hold, or that can be
-        found, is replaced by a copy. Copies are made before the step computes anything, all from the contents at that time.
+        None, and nothing has changed, if too few blocks are available. Copy on write: a block that others hold, or that can be
+        found, is replaced by a copy. The copies returned are made before the step computes anything.
         """
         table, block_size = request.block_table, self.block_size
         first = request.num_computed_tokens // block_size
         foreign = [i for i in range(first, len(table)) if not self.pool.is_writable(table[i])]
         num_new = num_blocks_for(request.num_computed_tokens + num_tokens, block_size) - len(table)
         if num_new + len(foreign) > self.pool.num_available:
-            return False
+            return None
 
+        copies = []
         for i in foreign:
             source, (target,) = table[i], self.pool.allocate(1)
-            plan.block_copies.append(BlockCopy(source, target))
+            copies.append(BlockCopy(source, target))
             table[i] = target
             self.pool.release([source])
         if num_new:
             table.extend(self.pool.allocate(num_new))
-        return True
+        return copies
 
-    def _put(self, request: Request, num_tokens: int, plan: SchedulerOutput) -> None:
-        """Write the request's share into the plan."""
+    def _put(self, request: Request, num_tokens: int, copies: list[BlockCopy], plan: SchedulerOutput) -> None:
+        """Write the request's share into the plan: all of it, or nothing if this raises."""
         start = request.num_computed_tokens
         end = start + num_tokens
         share = ScheduledRequest(
@@ -176,6 +181,7 @@ class Scheduler:
         if not request.is_known_to_runner:
             plan.new_requests.append(request.to_new_request())
             request.is_known_to_runner = True
+        plan.block_copies.extend(copies)
         plan.scheduled.append(share)
         plan.num_tokens += num_tokens
         request.num_in_flight_tokens = num_tokens
@@ -194,7 +200,7 @@ class Scheduler:
             is_guarded = is_guarded or request.num_preemptions >= MAX_PREEMPTIONS
             try:
                 own_sure, own_possible = self._owed([request])
-                share = 1.0 if is_guarded else self.caution
+                share = 1.0 if is_guarded else self.caution * self.used_share
                 if not self._try_admit(
                     request, sure + own_sure + math.ceil(share * (possible + own_possible)), plan, now
                 ):
@@ -226,9 +232,10 @@ class Scheduler:
 
         self._join(request, start, now)
         num_tokens = min(request.num_pending_tokens, self.max_num_batched_tokens - plan.num_tokens)
-        if not self._take_blocks(request, num_tokens, plan):
+        copies = self._take_blocks(request, num_tokens)
+        if copies is None:
             raise InvariantError(f"request {request.request_id} was admitted without enough blocks")
-        self._put(request, num_tokens, plan)
+        self._put(request, num_tokens, copies, plan)
         return True
 
     def _find_start(self, request: Request) -> Start | None:
@@ -296,6 +303,8 @@ class Scheduler:
         was_running = request.status is RequestStatus.RUNNING
         request.status = RequestStatus.FINISHED
         if was_running:
+            used = request.num_output_tokens / (request.max_num_tokens - request.num_prompt_tokens)
+            self.used_share += USED_SHARE_WEIGHT * (used - self.used_share)
             self._leave(request)
         else:
             self.waiting.note_finished()

@@ -1,0 +1,588 @@
+"""The engine room under a seed: everything that a client, a device and bad luck can do to it, with its books checked at each step.
+
+    Simulator(seed).run()    raises Violation, InvariantError or whatever the engine raised; the same seed gives the same run
+
+A run has two phases. In the first, all faults are on: arrivals of every kind, aborts in any state, failing steps, failing requests,
+code that raises inside the engine, resets of the prefix cache, crashes of the engine. In the second, nothing new comes and nothing
+fails: all that is left must end within a bound, and nothing may be left over.
+
+The two calls `schedule` and `update` are driven as the host does it; time is a counter.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from fake_client import FakeClient, Stream, expect
+from fake_runner import FakeRunner, Faults, StepFailed, Violation, require
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.request import Request
+from octavo.engine.scheduler import CAUTION_RISE, MAX_PREEMPTIONS
+from octavo.protocol import EngineCoreOutputs, EngineCoreRequest, ErrorKind, ModelRunnerOutput, SchedulerOutput
+from octavo.sampling_params import SamplingParams
+
+# Where a bomb may go off: these are called while one request is handled, in schedule and in update.
+BOMB_SITES = (
+    "hashes_of_full_blocks",
+    "to_new_request",
+    "num_prompt_logprobs_before",
+    "take_new_prompt_logprobs",
+    "end_reason",
+)
+
+
+class Bomb(Exception):
+    """Raised inside the engine while it handles one request."""
+
+
+class World:
+    """The sizes and the rates of one run, drawn from its seed: most runs are small and crowded, some are roomy or calm."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.block_size = rng.choice((1, 2, 3, 4, 4, 8))
+        self.max_model_len = rng.choice((2, 8, 24, 40, 60))
+        fits = -(-self.max_model_len // self.block_size)  # one request of full length
+        self.num_blocks = rng.choice((max(1, fits - 1), fits, fits + 1, fits + fits // 4, 2 * fits, 2 * fits, 5 * fits))
+        self.max_num_batched_tokens = rng.choice((1, 4, 6, 8, 16, 64))
+        self.max_num_seqs = rng.choice((1, 3, 8, 8, 16))
+        self.seats = min(self.max_num_seqs, self.max_num_batched_tokens)
+        self.max_num_queued_requests = rng.choice((1, 3, 30, 100))
+        self.policy = rng.choice(("fcfs", "fcfs", "priority"))
+        self.caching = rng.random() < 0.8
+        self.vocab_size = rng.choice((2, 5, 50))
+        self.num_steps = rng.choice((40, 80, 150))
+        self.arrivals = rng.choice((0.1, 0.3, 0.6))
+        self.longest_prompt = rng.choice((3, 12, 40))
+        self.longest_output = rng.choice((3, 30, 60))
+        self.stops = rng.choice(((0,), (0, 0, 0, 1), (0, 1, 2)))  # stop tokens of a request
+        # Without caution the pool is overrun again and again: only the last bound on preemptions holds then.
+        self.caution_rise = rng.choice((CAUTION_RISE, 0.0))
+        self.max_preemptions = rng.choice((MAX_PREEMPTIONS, MAX_PREEMPTIONS, 2, 1, 0))
+        self.scores = rng.choice((0.0, 0.2, 0.8))
+        self.faults = rng.choice((0.0, 0.02, 0.1))
+        self.aborts = rng.choice((0.0, 0.05, 0.2))
+        self.families = rng.choice((0.0, 0.2, 0.6))
+        self.disorder = rng.random() < 0.2  # requests that arrive late, before their elders
+        if rng.random() < 0.35:
+            self._overrun(rng, fits)
+
+    def _overrun(self, rng: random.Random, fits: int) -> None:
+        """Many want much at once, and the pool holds little more than one of them."""
+        self.num_blocks = rng.choice((fits, fits + 1, fits + fits // 4, 2 * fits))
+        self.max_num_batched_tokens = rng.choice((4, 8, 16, 64))
+        self.max_num_seqs = self.seats = rng.choice((3, 4))
+        self.longest_prompt = rng.choice((3, self.max_model_len // 2, self.max_model_len - 1))
+        self.longest_output = self.max_model_len
+        self.stops = (0, 0, 0, 0, 1)
+        self.arrivals = 0.3
+        self.aborts = rng.choice((0.0, 0.05))
+        self.faults = rng.choice((0.0, 0.02))
+        self.max_num_queued_requests = 30
+
+    def build(self) -> EngineCore:
+        scheduler = SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            max_num_queued_requests=self.max_num_queued_requests,
+            policy=self.policy,
+        )
+        cache = CacheConfig(block_size=self.block_size, num_blocks=self.num_blocks, enable_prefix_caching=self.caching)
+        return EngineCore(scheduler, cache, self.vocab_size)
+
+
+class Simulator:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.world = World(self.rng)
+        self.now = 1.0
+        self.num_added = 0
+        self.sequence = 0  # of adds, to order those of one arrival time
+        self.num_steps = 0
+        self.is_calm = False
+        self.has_aborted = False  # in the step at hand
+        self.client = FakeClient(self.world.block_size)
+        self.bombs: dict[str, str] = {}
+        self.salts: dict[str, str | None] = {}
+        self.seen_hashes: dict[bytes, tuple[int, int]] = {}
+        self.happened: Counter[str] = Counter()
+        self.trace: list[Any] = []
+        self.prefixes = [self._tokens(self.rng.randint(1, max(1, self.world.max_model_len))) for _ in range(4)]
+        self._start_engine()
+
+    def run(self) -> None:
+        constants = {"CAUTION_RISE": self.world.caution_rise, "MAX_PREEMPTIONS": self.world.max_preemptions}
+        with self._bombs_in_place(), mock.patch.multiple("octavo.engine.scheduler", **constants):
+            for _ in range(self.rng.choice((0, 0, 10))):
+                self._arrive()
+            for _ in range(self.world.num_steps):
+                self._live_a_little()
+                self._step()
+            self._calm_down()
+
+    # --- phases ---
+
+    def _calm_down(self) -> None:
+        """Liveness: with nothing new and no faults, all ends within a bound; then nothing is held and nothing is lost."""
+        self.is_calm = True
+        self.bombs.clear()
+        bound = 2 + (MAX_PREEMPTIONS + 1) * sum(s.max_num_tokens for s in self.client.streams.values())
+        for _ in range(bound):
+            if not self.core.has_work():
+                break
+            self._step()
+        require(not self.core.has_work(), f"work is left after {bound} steps: {list(self.client.streams)}")
+        require(not self.client.streams, f"never ended: {list(self.client.streams)}")
+        require(not self.client.refusals, f"never answered: {self.client.refusals}")
+        pool = self.core.scheduler.pool
+        require(pool.num_used == 0, f"{pool.num_used} blocks are still in use")
+        self.core.check()
+        self.core.reset_prefix_cache()
+        self.core.check()
+        require(pool.num_cached == 0 and pool.num_available == pool.num_blocks, "blocks are lost")
+        scheduler = self.core.scheduler
+        left = (self.core.requests, scheduler.running, scheduler.families, scheduler.in_flight, scheduler.broken)
+        require(not any(left), f"left over: {left}")
+        forgotten = set(self.runner.known) - set(scheduler.released_ids)
+        require(not forgotten, f"the runner was never told to forget {forgotten}")
+
+    def _start_engine(self) -> None:
+        world = self.world
+        self.core = world.build()
+        self.runner = FakeRunner(world.num_blocks, world.block_size, world.vocab_size, self.rng)
+
+    def _live_a_little(self) -> None:
+        """What may happen between two steps."""
+        rng, world = self.rng, self.world
+        while rng.random() < world.arrivals:
+            self._arrive()
+        if rng.random() < world.aborts:
+            self._abort_some()
+        if rng.random() < 0.03:
+            self.core.reset_prefix_cache()
+            self.happened["reset"] += 1
+        if rng.random() < world.faults and self.client.streams:
+            victim = rng.choice(list(self.client.streams))
+            self.bombs[victim] = rng.choice(BOMB_SITES)
+            self.client.streams[victim].may_fail = True
+        if rng.random() < world.faults / 2:
+            self._crash()
+
+    # --- arrivals ---
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(self.world.vocab_size) for _ in range(count)]
+
+    def _arrive(self) -> None:
+        rng = self.rng
+        kind = rng.random()
+        if kind < 0.06 and self.core.requests:
+            self._add_duplicate()
+        elif kind < 0.12:
+            self._add_senseless()
+        elif rng.random() < self.world.families:
+            first = self._request()
+            parent_id = f"family {self.num_added}"
+            for i in range(rng.randint(2, 5)):
+                # Members are told apart by their seed; now and then one claims a family that it does not belong to.
+                other = self._request()
+                prompt = first.prompt_token_ids if rng.random() < 0.9 else other.prompt_token_ids
+                salt = first.cache_salt if rng.random() < 0.9 else other.cache_salt
+                other.sampling_params = first.sampling_params.clone(seed=i)
+                self._add(_changed(other, parent_id=parent_id, prompt_token_ids=prompt, cache_salt=salt))
+        else:
+            self._add(self._request())
+
+    def _request(self) -> EngineCoreRequest:
+        rng, world = self.rng, self.world
+        prefix = rng.choice(self.prefixes)
+        prompt = prefix[: rng.randint(0, len(prefix))] + self._tokens(rng.choice((0, 1, rng.randint(0, 12))))
+        prompt = (prompt or self._tokens(1))[
+            : min(world.longest_prompt, max(1, world.max_model_len - rng.randint(1, 12)))
+        ]
+        if rng.random() < 0.02:
+            prompt = self._tokens(world.max_model_len + rng.randint(0, 3))
+        max_tokens = rng.choice((1, rng.randint(1, world.longest_output), world.longest_output))
+        stops = sorted(set(self._tokens(rng.choice(world.stops))))
+        params = SamplingParams(
+            seed=rng.randrange(3),
+            max_tokens=max_tokens,
+            min_tokens=rng.choice((0, 0, rng.randint(0, max_tokens))),
+            prompt_logprobs=rng.choice((0, 1)) if rng.random() < world.scores else None,
+        )
+        # An id may come again once its first owner is gone, even while the step that used it is still being computed.
+        self.num_added += 1
+        arrival = float(self.num_added) - (rng.randint(0, 20) if world.disorder else 0)
+        return EngineCoreRequest(
+            f"r{self.num_added}" if rng.random() < 0.9 else f"again{rng.randrange(3)}",
+            prompt,
+            params,
+            stop_token_ids=stops,
+            eos_token_ids=stops[:1],
+            arrival_time=arrival,
+            cache_salt=rng.choice((None, None, "", "a")),
+            priority=rng.randint(-1, 1),
+        )
+
+    def _add(self, request: EngineCoreRequest) -> None:
+        """Add it, and note what must come of it."""
+        client, world = self.client, self.world
+        if request.request_id in client.streams or any(request.request_id == r for r, _ in client.refusals):
+            return
+        refusal = self._refusal(request)
+        if refusal is not None:
+            client.refusals.append((request.request_id, refusal))
+            self.happened[f"refused: {refusal.value}"] += 1
+        else:
+            expected = expect(request, world.vocab_size, world.max_model_len)
+            priority = request.priority if world.policy == "priority" else 0
+            order = (priority, request.arrival_time, self.sequence)
+            self.sequence += 1
+            stream = Stream(request, expected, order, self.num_steps, None)
+            client.streams[request.request_id] = stream
+            self.bombs.pop(request.request_id, None)  # it was meant for an earlier owner of the id
+            self.salts[request.request_id] = request.cache_salt
+            if not world.disorder and world.policy == "fcfs":
+                stream.wait_bound = sum(s.max_num_tokens for s in client.streams.values())
+        self.core.add(request, self.now)
+
+    def _refusal(self, request: EngineCoreRequest) -> ErrorKind | None:
+        world = self.world
+        num_prompt, max_tokens = len(request.prompt_token_ids), request.sampling_params.max_tokens
+        assert max_tokens is not None
+        if num_prompt >= world.max_model_len:
+            return ErrorKind.CONTEXT_LENGTH
+        if min(world.max_model_len, num_prompt + max_tokens) - 1 > world.num_blocks * world.block_size:
+            return ErrorKind.CONTEXT_LENGTH
+        # Counted by the engine: what has just broken there is still live to its client. `_check_stats` compares the two counts.
+        if len(self.core.requests) >= world.seats + world.max_num_queued_requests:
+            return ErrorKind.OVERLOADED
+        return None
+
+    def _add_duplicate(self) -> None:
+        """The same id once more: refused, and the one that has it goes on."""
+        request_id = self.rng.choice(list(self.core.requests))
+        request = _changed(self._request(), request_id=request_id)
+        self.client.refusals.append((request_id, ErrorKind.INVALID))
+        self.core.add(request, self.now)
+        self.happened["duplicate"] += 1
+
+    def _add_senseless(self) -> None:
+        request, vocab_size = self._request(), self.world.vocab_size
+        changes: tuple[dict[str, Any], ...] = (
+            {"prompt_token_ids": []},
+            {"prompt_token_ids": [0, vocab_size]},
+            {"prompt_token_ids": [-1]},
+            {"prompt_token_ids": [1.5]},
+            {"output_token_ids": [2**40]},
+            {"stop_token_ids": [vocab_size]},
+            {"arrival_time": float("nan")},
+            {"sampling_params": request.sampling_params.clone(logit_bias={vocab_size: 1.0})},
+        )
+        request = _changed(request, request_id=f"bad{self.num_added}", **self.rng.choice(changes))
+        self.client.refusals.append((request.request_id, ErrorKind.INVALID))
+        self.core.add(request, self.now)
+        self.happened["senseless"] += 1
+
+    # --- mishaps ---
+
+    def _abort_some(self) -> None:
+        """Live ones in any state, ended ones, unknown ones, and one twice."""
+        rng, streams = self.rng, self.client.streams
+        ids = rng.sample(list(streams), min(len(streams), rng.choice((1, 1, 2, 100))))
+        ids += [f"r{rng.randint(0, self.num_added + 5)}", *ids[:1]]
+        for request_id in ids:
+            self.client.streams.pop(request_id, None)
+            self.bombs.pop(request_id, None)
+        self.client.refusals = [r for r in self.client.refusals if r[0] not in ids]
+        self.core.abort(ids)
+        self.happened["abort"] += 1
+
+    def _crash(self) -> None:
+        """The engine process is gone with all its memory. The client sends what is live again, with the tokens that it has."""
+        self.bombs.clear()
+        self.client.refusals.clear()
+        self._start_engine()
+        for request_id, stream in self.client.streams.items():
+            if not stream.delivered:
+                stream.prompt_scores.clear()
+            stream.has_output = False
+            stream.request = _changed(stream.request, output_token_ids=list(stream.delivered))
+            self.core.add(stream.request, self.now)
+            if stream.wait_bound is not None:
+                stream.wait_bound += sum(s.max_num_tokens for s in self.client.streams.values())
+            self.salts[request_id] = stream.request.cache_salt
+        self.core.check()
+        self.happened["crash"] += 1
+
+    @contextmanager
+    def _bombs_in_place(self) -> Iterator[None]:
+        """Let the methods at BOMB_SITES raise for the requests in `bombs`, once each."""
+
+        def armed(site: str, original: Callable[..., Any]) -> Callable[..., Any]:
+            def method(request: Request, *args: Any) -> Any:
+                if self.bombs.get(request.request_id) == site:
+                    del self.bombs[request.request_id]
+                    self.happened[f"bomb in {site}"] += 1
+                    raise Bomb(site)
+                return original(request, *args)
+
+            return method
+
+        patches = [mock.patch.object(Request, site, armed(site, getattr(Request, site))) for site in BOMB_SITES]
+        for patch in patches:
+            patch.start()
+        try:
+            yield
+        finally:
+            for patch in patches:
+                patch.stop()
+
+    def _draw_faults(self, plan: SchedulerOutput) -> Faults:
+        rng, rate = self.rng, self.world.faults
+        faults = Faults()
+        if self.is_calm or rng.random() >= rate:
+            return faults
+        ids = [s.request_id for s in plan.scheduled]
+        kind = rng.choice(("step", "mangled", "failing", "senseless"))
+        victims = frozenset(rng.sample(ids, rng.randint(1, len(ids))))
+        self.happened[kind] += 1
+        if kind == "step":
+            faults.step_fails = True
+        elif kind == "mangled":
+            faults.result_is_mangled = True
+        elif kind == "failing":
+            faults.failing_ids = victims
+        else:
+            faults.senseless_ids = victims = frozenset(
+                s.request_id for s in plan.scheduled if s.samples and s.request_id in victims
+            )
+        for request_id in ids if kind in ("step", "mangled") else victims:
+            if request_id in self.client.streams:
+                self.client.streams[request_id].may_fail = True
+        return faults
+
+    # --- a step ---
+
+    def _step(self) -> None:
+        self.now += 1.0
+        self.num_steps += 1
+        self.has_aborted = False
+        before = _Before(self)
+        if self.client.streams or self.client.refusals:
+            require(self.core.has_work(), "the engine believes that it is idle")
+        plan = self.core.schedule(self.now)
+        self.core.check()
+        if plan is None:
+            self._receive(self.core.report(self.now))
+            require(not self.client.streams or before.may_break, f"nothing is planned for {list(self.client.streams)}")
+            return
+        self._check_plan(plan, before)
+        faults = self._draw_faults(plan)
+        salts = {s.request_id: self._salt_of(s.request_id) for s in plan.scheduled}
+        try:
+            result: ModelRunnerOutput | None = self.runner.execute(plan, salts, faults)
+        except StepFailed:
+            result = None
+        if not self.is_calm:
+            self._meanwhile()
+        if result is None:
+            outputs = self.core.fail_step(plan, "the device fell over", self.now)
+        else:
+            outputs = self.core.update(plan, result, self.now, 0.5)
+        self._check_failures(plan, faults)
+        self._receive(outputs)
+        self.core.check()
+        self._check_published()
+        self._check_waits()
+        self.trace.append(
+            (plan.step, [(s.request_id, s.num_computed_tokens, tuple(s.block_ids)) for s in plan.scheduled])
+        )
+
+    def _meanwhile(self) -> None:
+        """What comes in while the device computes."""
+        if self.rng.random() < self.world.aborts:
+            self._abort_some()
+            self.has_aborted = True
+        if self.rng.random() < self.world.arrivals / 2:
+            self._arrive()
+        if self.rng.random() < 0.02:
+            self.core.reset_prefix_cache()
+        self.core.check()
+
+    def _salt_of(self, request_id: str) -> str | None:
+        return self.core.requests[request_id].message.cache_salt
+
+    def _receive(self, outputs: EngineCoreOutputs) -> None:
+        for output in outputs.outputs:
+            self.client.receive(output)
+        require(outputs.time == self.now, "outputs of another time")
+        self._check_stats(outputs)
+
+    # --- what must hold ---
+
+    def _check_plan(self, plan: SchedulerOutput, before: _Before) -> None:
+        world, scheduler = self.world, self.core.scheduler
+        require(plan.num_tokens <= world.max_num_batched_tokens, f"{plan.num_tokens} tokens in a step")
+        require(len(scheduler.running) <= world.seats, f"{len(scheduler.running)} requests run")
+        ids = {s.request_id for s in plan.scheduled}
+
+        order = {request_id: stream.order for request_id, stream in self.client.streams.items()}
+        survivors = [r for r in before.running if r in order and r in self.core.requests]
+        if survivors and not before.may_break:
+            earliest = min(survivors, key=order.__getitem__)
+            require(earliest in ids, f"the earliest running request, {earliest}, does not advance")
+        if before.num_waiting and not before.running:
+            require(ids, "nothing runs and the queue's front is not admitted")
+
+        running = {r.request_id for r in scheduler.running}
+        waiting = [r for r in self.core.requests if r not in running]
+        admitted = [r for r in ids if r not in before.running]
+        if admitted and waiting:
+            require(max(order[r] for r in admitted) < min(order[r] for r in waiting), f"{admitted} bypass {waiting}")
+        for request in self.core.requests.values():
+            require(
+                request.num_preemptions <= world.max_preemptions,
+                f"{request.request_id}: {request.num_preemptions} preemptions",
+            )
+            if request.request_id in before.running and request.request_id not in running:
+                self.happened[f"preemption no. {request.num_preemptions}"] += 1
+        self.happened["copy"] += len(plan.block_copies)
+        for scheduled in plan.scheduled:
+            if scheduled.request_id in admitted and scheduled.num_computed_tokens:
+                is_fork = self.core.requests[scheduled.request_id].message.parent_id in scheduler.families
+                self.happened["fork" if is_fork else "hit"] += 1
+        self._check_writes(plan)
+        self._check_decodes(plan, before)
+        if before.running <= running:  # nobody was preempted: then there are no admissions
+            self._check_conservation(plan, waiting)
+
+    def _check_writes(self, plan: SchedulerOutput) -> None:
+        """A block that is written has one holder, counted in the block tables, and is not published."""
+        scheduler, size = self.core.scheduler, self.world.block_size
+        holders = Counter(b for r in scheduler.running for b in r.block_table)
+        published = set(scheduler.pool._block_of.values())
+        for scheduled in plan.scheduled:
+            start = scheduled.num_computed_tokens
+            last = start + len(scheduled.token_ids) - 1
+            for block_id in scheduled.block_ids[start // size : last // size + 1]:
+                require(
+                    holders[block_id] == 1,
+                    f"{scheduled.request_id} writes block {block_id} of {holders[block_id]} holders",
+                )
+                require(block_id not in published, f"{scheduled.request_id} writes the published block {block_id}")
+
+    def _check_decodes(self, plan: SchedulerOutput, before: _Before) -> None:
+        """A decode that runs gets its token, unless there is no block for it."""
+        ids = {s.request_id for s in plan.scheduled}
+        for request in self.core.scheduler.running:
+            if request.num_pending_tokens == 1 and request.request_id not in ids:
+                require(
+                    self.core.scheduler.pool.num_available == 0,
+                    f"the decode of {request.request_id} waits for a prompt",
+                )
+
+    def _check_conservation(self, plan: SchedulerOutput, waiting: list[str]) -> None:
+        """Where budget and seats are left and even the worst case of all would fit, nobody waits but for a leader's prompt."""
+        world, scheduler = self.world, self.core.scheduler
+        if not waiting or plan.num_tokens == world.max_num_batched_tokens or len(scheduler.running) == world.seats:
+            return
+        front = scheduler.waiting.peek()
+        if front.message.parent_id in scheduler.families:
+            return
+        worst = sum(-(-r.max_num_computed_tokens // world.block_size) for r in [*scheduler.running, front])
+        require(worst > world.num_blocks, f"{front.request_id} waits, although it fits")
+
+    def _check_failures(self, plan: SchedulerOutput, faults: Faults) -> None:
+        """What failed has ended, and nobody can find what it may have spoilt."""
+        whole_step = faults.step_fails or faults.result_is_mangled
+        published = set(self.core.scheduler.pool._block_of.values())
+        for scheduled in plan.scheduled:
+            request_id = scheduled.request_id
+            if whole_step or request_id in faults.failing_ids | faults.senseless_ids:
+                # An abort in the same step makes its id free for another, and spares its blocks.
+                require(self.has_aborted or request_id not in self.core.requests, f"{request_id} survived its failure")
+                require(
+                    self.has_aborted or published.isdisjoint(scheduled.block_ids),
+                    f"{request_id}: its blocks can be found",
+                )
+
+    def _check_published(self) -> None:
+        """What can be found is whole, was computed by a step that succeeded, and has a hash of its own."""
+        for block_hash, block_id in self.core.scheduler.pool._block_of.items():
+            slots = self.runner.blocks[block_id]
+            last = slots[-1]
+            require(
+                last is not None and not any(s is None or s.is_garbage for s in slots), f"block {block_id}: {slots}"
+            )
+            assert last is not None
+            require(
+                [s.position for s in slots if s] == list(range(last.position + 1 - len(slots), last.position + 1)),
+                f"{slots}",
+            )
+            seen = self.seen_hashes.setdefault(block_hash, (last.position, last.prefix))
+            require(seen == (last.position, last.prefix), f"block {block_id}: its hash was seen with another prefix")
+            require(last.position % len(slots) == len(slots) - 1, f"block {block_id} holds half of two blocks")
+
+    def _check_waits(self) -> None:
+        for request_id, stream in self.client.streams.items():
+            if stream.wait_bound is not None:
+                age = self.num_steps - stream.step_added
+                require(
+                    age <= stream.wait_bound, f"{request_id} has waited {age} steps, the bound is {stream.wait_bound}"
+                )
+
+    def _check_stats(self, outputs: EngineCoreOutputs) -> None:
+        """The gauges are what a recount says."""
+        stats, scheduler, world = outputs.stats, self.core.scheduler, self.world
+        require(
+            stats.num_running + stats.num_waiting == len(self.client.streams),
+            f"{stats}: {len(self.client.streams)} live",
+        )
+        require(stats.num_running == len(scheduler.running), f"{stats}")
+        slots: dict[tuple[int, int], None] = {}
+        for request in scheduler.running:
+            for position in range(request.num_computed_tokens):
+                slots[request.block_table[position // world.block_size], position % world.block_size] = None
+        require(stats.num_kv_tokens == len(slots), f"{stats}: {len(slots)} tokens counted")
+        require(stats.num_used_blocks == len({b for r in scheduler.running for b in r.block_table}), f"{stats}")
+        require(stats.prefix_hits <= stats.prefix_queries, f"{stats}")
+
+
+class _Before:
+    """What was running before `schedule` was called."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.running = {r.request_id for r in simulator.core.scheduler.running}
+        self.num_waiting = len(simulator.core.scheduler.waiting)
+        self.may_break = bool(simulator.bombs)
+
+
+def _changed(request: EngineCoreRequest, **changes: Any) -> EngineCoreRequest:
+    values = {name: getattr(request, name) for name in request.__struct_fields__}
+    return EngineCoreRequest(**{**values, **changes})
+
+
+def run_seeds(seeds: range, report: Callable[[str], None] = print) -> Counter[str]:
+    """Run many; returns what happened in all of them. Raises on the first failure and names its seed."""
+    happened: Counter[str] = Counter()
+    for seed in seeds:
+        simulator = Simulator(seed)
+        try:
+            simulator.run()
+        except Exception as error:
+            report(f"simulation seed {seed} failed in step {simulator.num_steps}: {error!r}")
+            raise Violation(f"seed {seed}, step {simulator.num_steps}: {error!r}") from error
+        happened += simulator.happened
+        happened["steps"] += simulator.num_steps
+        happened["finished"] += simulator.client.num_finished
+        happened["tokens"] += simulator.client.num_tokens
+    return happened

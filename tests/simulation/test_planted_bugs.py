@@ -1,0 +1,153 @@
+"""The simulation is worth what it catches: each bug below is planted in the real engine, and some seed must fail on it.
+
+A planted bug is a change of a few characters in one function of the engine, made on its source text. If the text to be changed is
+not there any more, the test fails and asks for a new one. Needs Python only.
+"""
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pytest
+from simulator import run_seeds
+
+from octavo.engine import block_pool, policy, scheduler
+from octavo.engine.block_pool import BlockPool
+from octavo.engine.core import EngineCore
+from octavo.engine.policy import WaitingQueue
+from octavo.engine.request import Request
+from octavo.engine.scheduler import Scheduler
+
+MOST_SEEDS = 100
+
+
+@dataclass(frozen=True)
+class Bug:
+    name: str
+    owner: Any  # a class or a module
+    function: str
+    old: str
+    new: str
+
+
+PUBLISH_NOW = """self.in_flight.append(request)
+    for i in range(end // self.block_size):
+        hashes = request.hashes_of_full_blocks(i + 1, self.block_size)
+        self.pool.publish(request.block_table[i], hashes[i])"""
+
+BUGS = [
+    # blocks
+    Bug("one block too few", Scheduler, "_take_blocks", "num_computed_tokens + num_tokens, block", "num_computed_tokens + num_tokens - 1, block"),
+    Bug("no holder added when shared", Scheduler, "_join", "self.pool.share(start.block_ids)", "pass"),
+    Bug("freed while somebody holds it", BlockPool, "release", "-= 1\n        if self._num_holders[block_id] == 0", "-= 1\n        if self._num_holders[block_id] <= 1"),
+    Bug("freed twice after an abort", Scheduler, "finish", "if request.num_in_flight_tokens == 0:\n        self._release_blocks(request)", "self.pool.release(request.block_table)"),
+    Bug("never freed after an abort in flight", Scheduler, "settle", "if request.is_finished:", "if False:"),
+    Bug("hit taken without leaving the cached list", BlockPool, "share", "del self._cached[block_id]", "pass"),
+    Bug("no copy on write", Scheduler, "_take_blocks", "if not self.pool.is_writable(table[i])", "if False"),
+    Bug("copied the wrong way round", Scheduler, "_take_blocks", "BlockCopy(source, target)", "BlockCopy(target, source)"),
+    Bug("copied, but the old block kept", Scheduler, "_take_blocks", "table[i] = target", "pass"),
+    # the prefix cache
+    Bug("published before it is computed", Scheduler, "_put", "self.in_flight.append(request)", PUBLISH_NOW),
+    Bug("published one block too many", EngineCore, "_publish", "num_full = request.num_computed_tokens // self.block_size", "num_full = -(-request.num_computed_tokens // self.block_size)"),
+    Bug("parent left out of the hash", Request, "hashes_of_full_blocks", "hashes[-1] if hashes else ", ""),
+    Bug("tokens left out of the hash", block_pool, "hash_block", "parent + array(\"i\", token_ids).tobytes()", "parent"),
+    Bug("salt left out of the hash", Request, "hashes_of_full_blocks", "self.message.cache_salt", "None"),
+    Bug("evicted, but can still be found", BlockPool, "_allocate_one", "self._unpublish(block_id)", "self._hash_of[block_id] = None"),
+    Bug("all tokens taken from the cache", Scheduler, "_find_start", "most = request.num_tokens - 1", "most = request.num_tokens"),
+    Bug("garbage can be found", Scheduler, "finish", "if is_doubtful:", "if False:"),
+    Bug("cache read although scores are owed", Scheduler, "_find_start", "if request.owes_prompt_logprobs:", "if False:"),
+    # families
+    Bug("forked from another prompt", scheduler, "_equal_prompts", " and a.message.prompt_token_ids == b.message.prompt_token_ids", ""),
+    Bug("forked across salts", scheduler, "_equal_prompts", "a.message.cache_salt == b.message.cache_salt and ", ""),
+    Bug("forked before the prompt is computed", Scheduler, "_find_start", "if member.num_computed_tokens >= most:", "if True:"),
+    Bug("forked from one that has left", Scheduler, "_leave", "family.remove(request)", "pass"),
+    # order, budget, progress
+    Bug("last come, first served", WaitingQueue, "push", "(request.key, request)", "((0, -request.key[1], -request.key[2]), request)"),
+    Bug("priorities ignored", policy, "order_key", "message.priority if policy", "0 if policy"),
+    Bug("the earliest is preempted", Scheduler, "_make_room", "self._preempt(self.running[-1])", "self._preempt(self.running[0])"),
+    Bug("preempted without end", Scheduler, "_admit", "is_guarded = is_guarded or", "is_guarded = False and"),
+    Bug("budget ignored on admission", Scheduler, "_try_admit", "min(request.num_pending_tokens, self.max_num_batched_tokens - plan.num_tokens)", "request.num_pending_tokens"),
+    Bug("decodes not counted in the budget", Scheduler, "_deal_budget", "self.max_num_batched_tokens - pending.count(1)", "self.max_num_batched_tokens"),
+    Bug("one seat too many", Scheduler, "_admit", "while self.waiting and len(self.running) < self.max_num_seqs", "while self.waiting and len(self.running) <= self.max_num_seqs"),
+    Bug("decodes stop while a prompt is computed", Scheduler, "_deal_budget", "left -= pending[i]", "left -= pending[i]; pending = [p if p > 1 else 0 for p in pending]"),
+    Bug("admission stops for ever", Scheduler, "_admit", "if not self.waiting or", "if self.running or not self.waiting or"),
+    Bug("the queue forgets an abort", WaitingQueue, "note_finished", "self._num_finished += 1", "pass"),
+    Bug("the queue limit is one too high", EngineCore, "_check", "len(self.requests) >= limit", "len(self.requests) > limit"),
+    # the runner
+    Bug("the runner is not told who left", Scheduler, "_leave", "self.released_ids.append(request.request_id)", "pass"),
+    Bug("the runner is not told who came back", Scheduler, "_leave", "request.is_known_to_runner = False", "pass"),
+    Bug("the runner is told once, although the step failed", EngineCore, "fail_step", "self.scheduler.released_ids.extend(plan.released_request_ids)", "pass"),
+    Bug("output left out when it comes back", Request, "to_new_request", "self.token_ids[self.num_prompt_tokens :]", "message.output_token_ids"),
+    Bug("preempted, but counted as computed", Scheduler, "_release_blocks", "request.num_computed_tokens = 0", "pass"),
+    # the client
+    Bug("output after an abort", EngineCore, "update", "if request.is_finished:", "if False:"),
+    Bug("output of an abort that waits to be told", EngineCore, "abort", "if self._pending:", "if False:"),
+    Bug("stopped before min_tokens", Request, "end_reason", " and num_output_tokens >= self.min_tokens", ""),
+    Bug("one token too many", Request, "end_reason", ">= self.max_num_tokens", "> self.max_num_tokens"),
+    Bug("end of sequence told as a stop token", Request, "end_reason", "None if last in self.eos_token_ids else last", "last"),
+    Bug("scores sent twice", Request, "take_new_prompt_logprobs", "scores[max(0, self.num_prompt_logprobs_sent - start) :]", "scores"),
+    Bug("a failure dropped", EngineCore, "_advance", "return self._fail(request, sampled.error)", "return None"),
+    Bug("a failure in schedule not reported", Scheduler, "_break", "self.broken.append", "list().append"),
+    Bug("a token that is none passed on", EngineCore, "_advance", "or (self.vocab_size and not 0 <= token_id < self.vocab_size)", ""),
+    Bug("a duplicate taken", EngineCore, "_check", "if message.request_id in self.requests:", "if False:"),
+    Bug("a result for another step taken", EngineCore, "update", "result.step != plan.step or", ""),
+    Bug("shared tokens counted twice", BlockPool, "num_used.fget", "self.num_blocks - len(self._free) - len(self._cached)", "sum(self._num_holders)"),
+]  # fmt: skip
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """The engine with the bug in it."""
+    is_property = bug.function.endswith(".fget")
+    name = bug.function.removesuffix(".fget")
+    original = inspect.getattr_static(bug.owner, name)
+    source = textwrap.dedent(inspect.getsource(original.fget if is_property else original))
+    assert source.count(bug.old) == 1, f"{bug.name}: {bug.old!r} is {source.count(bug.old)} times in {name}"
+    module = bug.owner if inspect.ismodule(bug.owner) else sys.modules[bug.owner.__module__]
+    namespace: dict[str, Any] = {}
+    code = "from __future__ import annotations\n" + source.replace(bug.old, bug.new)
+    exec(compile(code, f"<{bug.name}>", "exec"), vars(module) | {}, namespace)
+    # A function of a module may have been imported by name elsewhere: it is changed wherever it is known.
+    owners = [bug.owner]
+    if inspect.ismodule(bug.owner):
+        owners = [
+            m
+            for n, m in list(sys.modules.items())
+            if n.startswith("octavo.engine") and getattr(m, name, None) is original
+        ]
+    patches = [mock.patch.object(owner, name, namespace[name]) for owner in owners]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def seeds_until_caught(most_seeds: int = MOST_SEEDS) -> int | None:
+    for seed in range(most_seeds):
+        try:
+            run_seeds(range(seed, seed + 1), report=lambda text: None)
+        except AssertionError:  # a Violation, which also wraps whatever the engine raised
+            return seed + 1
+    return None
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
+def test_planted_bug_is_caught(bug: Bug) -> None:
+    with planted(bug):
+        seeds = seeds_until_caught()
+    assert seeds is not None, f"{MOST_SEEDS} seeds do not notice this bug: {bug.name}"
+
+
+def test_nothing_is_caught_without_a_bug() -> None:
+    """The other half of the proof: planting as such breaks nothing. (The engine as it is passes all these seeds in `test_seeds`.)"""
+    bug = Bug("no bug", Scheduler, "add", "self.waiting.push(request)", "self.waiting.push(request)  # as it was")
+    with planted(bug):
+        assert seeds_until_caught(10) is None
