@@ -94,18 +94,18 @@ class SocketTransport:
     def launch(self) -> None:
         if self._process is not None:
             return
-        ours, theirs = socket.socketpair()
         try:
-            # The child asks the kernel to be killed when the thread that started it ends: call this from a thread that stays.
-            command = [*self._command, str(theirs.fileno()), str(os.getpid())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                # The child asks the kernel to be killed when the thread that started it ends: call this from a thread that stays.
+                command = [*self._command, str(theirs.fileno()), str(os.getpid())]
+                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._socket.sendall(encode_frame(self._encoder, self._start))
         except OSError as error:
-            ours.close()
+            self.kill()
+            if self._socket is not None:
+                self._socket.close()
             raise EngineEnded(f"the engine process cannot be started: {error}") from None
-        finally:
-            theirs.close()
-        ours.sendall(encode_frame(self._encoder, self._start))
-        self._socket = ours
 
     async def start(self) -> EngineReady:
         self.launch()
