@@ -1,51 +1,30 @@
 """Chat templates: a conversation to the text that the model was trained on.
 
-Renders Hugging Face's jinja2 templates as transformers does, in jinja2's sandbox. The template is the operator's, the conversation is
-the user's: the sandbox keeps both from Python, and `_Environment` bounds loops and text, so that neither a slip nor a simple bomb can
-take the server's time or memory. It is no jail for an author who is bent on it. Knows no tokens and no requests.
+Renders Hugging Face's jinja2 templates as transformers does. The template is the operator's, the conversation is the user's; what either
+of them does wrong is one request's error. The environment that templates run in is `template_sandbox`. Knows no tokens and no requests.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-from jinja2.exceptions import SecurityError
-from jinja2.filters import do_format
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
 from octavo.errors import ConfigError, InvalidRequestError
+from octavo.tokenizer.template_sandbox import MAX_OUTPUT_CHARS, TemplateEnvironment, counted_steps
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tokenizer.vocabulary import DEFAULT_TEMPLATE
 
 MAX_TEMPLATE_CHARS = 1 << 20
-MAX_OUTPUT_CHARS = 1 << 25
-MAX_STEPS = 100_000
-MAX_NUMBER = 100_000
-MAX_WIDTH = 1_000
-MAX_BITS = 4096
+MAX_SHOWN_CHARS = 200
 TOOL_TEMPLATE = "tool_use"
-
-# Filters that _Instrument puts into templates; names that no template can write.
-BOUNDED, STEP, JOINED = "bounded text", "count a step", "join with bound"
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 # The trailing space tells whether the template trims a message's end; see _cut_behind_mark.
 _MARK = "<<the message goes on from here>> "
-_LONG_NUMBER = re.compile(r"\d{6}|\*")
 
 
 class ChatTemplate:
@@ -78,8 +57,8 @@ class ChatTemplate:
         template = ChatTemplate({DEFAULT_TEMPLATE: _read_override(override)}, tokenizer.special_tokens, "chat_template")
         try:
             template.compiled(DEFAULT_TEMPLATE)
-        except jinja2.TemplateError as e:
-            raise ConfigError(f"chat_template: {e}") from None
+        except (jinja2.TemplateError, RecursionError) as e:
+            raise ConfigError(f"chat_template: {_shown(e)}") from None
         return template
 
     def render(
@@ -135,8 +114,8 @@ class ChatTemplate:
         return self._compiled[name]
 
     @cached_property
-    def _environment(self) -> _Environment:
-        return _Environment()
+    def _environment(self) -> TemplateEnvironment:
+        return TemplateEnvironment()
 
     def _choose(self, with_tools: bool) -> tuple[str, jinja2.Template]:
         name = TOOL_TEMPLATE if with_tools and TOOL_TEMPLATE in self.templates else DEFAULT_TEMPLATE
@@ -171,16 +150,16 @@ def _read_override(override: str) -> str:
 
 def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
     """The rendered text. Whatever a template does wrong is told as the request's fault: another conversation may well render."""
-    token = _steps.set([0])
     parts, size = [], 0
     try:
-        for part in template.generate(**variables):
-            parts.append(part)
-            size += len(part)
-            if size > MAX_OUTPUT_CHARS:
-                raise InvalidRequestError(
-                    f"the conversation renders to more than {MAX_OUTPUT_CHARS} characters", "messages"
-                )
+        with counted_steps():
+            for part in template.generate(**variables):
+                parts.append(part)
+                size += len(part)
+                if size > MAX_OUTPUT_CHARS:
+                    raise InvalidRequestError(
+                        f"the conversation renders to more than {MAX_OUTPUT_CHARS} characters", "messages"
+                    )
     except InvalidRequestError:
         raise
     except RecursionError:
@@ -191,14 +170,12 @@ def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
         Exception
     ) as e:  # the template is a program: anything may come out of it, and it must never be a server's error
         raise InvalidRequestError(f"the chat template failed: {type(e).__name__}: {_shown(e)}", "messages") from None
-    finally:
-        _steps.reset(token)
     return "".join(parts)
 
 
 def _shown(error: Exception) -> str:
     text = str(error)
-    return text if len(text) <= 500 else text[:500] + "..."
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
 
 
 def _mark_final(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -221,194 +198,3 @@ def _cut_behind_mark(text: str) -> str:
         )
     # A template that trims the message's end took the mark's space; it would have taken the message's own as well.
     return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
-
-
-# The sandbox
-
-_steps: ContextVar[list[int]] = ContextVar("steps")
-
-
-class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}`, which marks the assistant's text for training; here it is its body."""
-
-    tags = {"generation"}  # noqa: RUF012  # jinja2's own interface
-
-    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """transformers' environment with limits: steps of all loops and macros, and the size of whatever a template builds."""
-
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
-        self.filters["tojson"] = _to_json
-        self.filters.update({BOUNDED: _bounded, STEP: _step, JOINED: _joined})
-        for name in ("center", "indent"):
-            self.filters[name] = _with_checked_width(self.filters[name])
-        self.filters["format"] = _format
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
-        self.globals["namespace"] = _Namespace
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        tree: jinja2.nodes.Template = _Instrument().visit(super()._parse(source, name, filename))
-        return tree
-
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # named as in jinja2
-        _check_numbers(args, kwargs)
-        return _bounded(super().call(__context, __obj, *args, **kwargs))
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+":
-            if isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
-                _check_size(len(left) + len(right))
-        elif operator == "%":
-            if isinstance(left, str) and _LONG_NUMBER.search(left):
-                raise SecurityError("a format in the chat template asks for too wide a field")
-        elif operator == "*":
-            for sequence, count in ((left, right), (right, left)):
-                if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
-                    _check_size(len(sequence) * count)
-            if isinstance(left, int) and isinstance(right, int):
-                _check_bits(left.bit_length() + right.bit_length())
-        elif isinstance(left, int) and isinstance(right, int):
-            _check_bits(left.bit_length() * abs(right))
-        return super().call_binop(context, operator, left, right)
-
-
-class _Instrument(NodeTransformer):
-    """Puts the limits into a template's tree: a step into each loop and macro, a bound on captured and joined text."""
-
-    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
-        return self._count(node)
-
-    def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:
-        return self._count(node)
-
-    def visit_CallBlock(self, node: jinja2.nodes.CallBlock) -> jinja2.nodes.Node:
-        return self._count(node)
-
-    def visit_AssignBlock(self, node: jinja2.nodes.AssignBlock) -> jinja2.nodes.Node:
-        self.generic_visit(node)
-        # A filter without a node filters the block.
-        node.filter = _filter(node.filter, BOUNDED, node.lineno)
-        return node
-
-    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
-        self.generic_visit(node)
-        return _filter(jinja2.nodes.List(node.nodes, lineno=node.lineno), JOINED, node.lineno)
-
-    def _count(self, node: Any) -> jinja2.nodes.Node:
-        self.generic_visit(node)
-        step = _filter(jinja2.nodes.Const(None, lineno=node.lineno), STEP, node.lineno)
-        node.body.insert(0, jinja2.nodes.ExprStmt(step, lineno=node.lineno))
-        counted: jinja2.nodes.Node = node
-        return counted
-
-
-def _filter(node: jinja2.nodes.Expr | None, name: str, lineno: int) -> jinja2.nodes.Filter:
-    """A filter is called directly where a function would go through the sandbox, at ten times the cost."""
-    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=lineno)
-
-
-@jinja2.pass_context  # also keeps the compiler from running it once and for all
-def _step(_context: Context, _value: object) -> None:
-    """Runs once in every pass of every loop and every call of a macro."""
-    steps = _steps.get()
-    steps[0] += 1
-    if steps[0] > MAX_STEPS:
-        raise SecurityError(f"the chat template takes more than {MAX_STEPS} steps")
-
-
-def _joined(parts: Sequence[Any]) -> str:
-    """`~` of a template."""
-    texts = [str(part) for part in parts]
-    _check_size(sum(map(len, texts)))
-    return "".join(texts)
-
-
-def _bounded(value: Any) -> Any:
-    """`value`, refused if it is a text or a list beyond the limit."""
-    if isinstance(value, (str, list, tuple)):
-        _check_size(len(value))
-    return value
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_OUTPUT_CHARS:
-        raise SecurityError(f"the chat template builds a value of more than {MAX_OUTPUT_CHARS} items")
-
-
-def _check_bits(bits: int) -> None:
-    if bits > MAX_BITS:
-        raise SecurityError(f"the chat template builds a number of more than {MAX_BITS} bits")
-
-
-def _check_numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Widths, counts and steps of calls and filters: what a template means is far below the limit."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, int) and abs(value) > MAX_NUMBER:
-            raise SecurityError(f"a number in a call of the chat template exceeds {MAX_NUMBER}")
-
-
-def _with_checked_width(function: Callable[..., str]) -> Callable[..., str]:
-    def checked(text: str, *args: Any, **kwargs: Any) -> str:
-        for width in (*args, *kwargs.values()):
-            if isinstance(width, int) and abs(width) > MAX_WIDTH:
-                raise SecurityError(f"a width in the chat template exceeds {MAX_WIDTH}")
-        return function(text, *args, **kwargs)
-
-    return checked
-
-
-def _format(text: str, *args: Any, **kwargs: Any) -> str:
-    if _LONG_NUMBER.search(str(text)):
-        raise SecurityError("a format in the chat template asks for too wide a field")
-    return do_format(text, *args, **kwargs)
-
-
-class _Namespace(Namespace):
-    """jinja2's, without names that could reach into Python's objects."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *given = args
-        attributes = dict(*given, **kwargs)
-        for name in attributes:
-            _check_name(name)
-        Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: object) -> None:
-    if str(name).startswith("_"):
-        raise SecurityError(
-            f"a chat template's namespace cannot hold {str(name)[:40]!r}: names must not begin with an underscore"
-        )
-
-
-def _raise_exception(message: object) -> NoReturn:
-    raise jinja2.TemplateError(str(message))
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the HTML escapes of jinja2's own filter, as templates were written for."""
-    if isinstance(indent, int) and indent > MAX_WIDTH:
-        raise SecurityError(f"an indent in the chat template exceeds {MAX_WIDTH}")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from octavo.errors import ConfigError, InvalidRequestError
-from octavo.tokenizer import chat_template as module
-from octavo.tokenizer.chat_template import ChatTemplate
+from octavo.tokenizer import template_sandbox
+from octavo.tokenizer.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
 from octavo.tokenizer.gguf_vocab import build_vocabulary
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -305,14 +305,14 @@ class TestLimits:
 
     def test_too_large_a_template(self, monkeypatch):
         with pytest.raises(InvalidRequestError, match="characters"):
-            ours("x" * (module.MAX_TEMPLATE_CHARS + 1), CHATS["one"])
+            ours("x" * (MAX_TEMPLATE_CHARS + 1), CHATS["one"])
 
     def test_long_conversations_are_within_the_limits(self):
         messages = [{"role": ("user", "assistant")[i % 2], "content": "word " * 50} for i in range(8192)]
         assert ours(TOOLS, messages).count("<|im_start|>") == 8192
 
     def test_steps_are_counted_for_each_rendering(self, monkeypatch):
-        monkeypatch.setattr(module, "MAX_STEPS", 100)
+        monkeypatch.setattr(template_sandbox, "MAX_STEPS", 100)
         template = ChatTemplate({"default": "{% for i in range(60) %}{{ i }}{% endfor %}"}, {})
         for _ in range(5):
             template.render(CHATS["one"])
