@@ -35,11 +35,15 @@ def weight(kind: str, n: int, k: int, isa: str) -> Any:
     elif kind == "bf16":
         parts = [((rng.standard_normal((n, k), np.float32).view(np.uint32) >> 16).astype(np.uint16), None, None)]
     else:
-        parts = [(rng.standard_normal((n, k), np.float32).astype(np.float16 if kind == "f16" else np.float32), None, None)]
+        parts = [
+            (rng.standard_normal((n, k), np.float32).astype(np.float16 if kind == "f16" else np.float32), None, None)
+        ]
     return _native.pack(kind, n, k, parts, isa)
 
 
-def measure(kind: str, n: int, k: int, all_rows: list[int], isa: str, seconds: float) -> Iterator[tuple[int, float, int]]:
+def measure(
+    kind: str, n: int, k: int, all_rows: list[int], isa: str, seconds: float
+) -> Iterator[tuple[int, float, int]]:
     """(rows, seconds per product, bytes of weights) for each number of rows."""
     first = weight(kind, n, k, isa)
     copies = max(1, min(64, CACHE_BYTES // first.nbytes))

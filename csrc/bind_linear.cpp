@@ -234,6 +234,7 @@ using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void require_rows(const Matrix& m, const char* what) {
+  if (m.shape(0) == 0) return;
   require(m.shape(1) <= 1 || m.stride(1) == 1, std::string(what) + ": the elements of a row must be adjacent");
   require(m.shape(0) <= 1 || m.stride(0) >= int64_t(m.shape(1)), std::string(what) + ": rows must not overlap");
 }
@@ -314,6 +315,8 @@ Epilogue epilogue_of(const std::string& name) {
   throw std::invalid_argument("unknown epilogue '" + name + "'; known: none, add, silu_mul, gelu_mul");
 }
 
+constexpr size_t kGuard = 256;  // poisoned bytes behind each scratch
+
 struct LinearCall {
   Matrix x;
   const PackedWeight& weight;
@@ -336,7 +339,13 @@ struct LinearCall {
   }
   void allocate_scratch(int threads) {
     args.scratch_bytes = table.linear_scratch(weight.w.kind, weight.w.k);
-    for (int i = 0; i < threads; ++i) scratch.push_back(poisoned<uint8_t>(args.scratch_bytes));
+    for (int i = 0; i < threads; ++i) scratch.push_back(poisoned<uint8_t>(args.scratch_bytes + kGuard));
+  }
+  // A kernel must stay within the scratch that it asked for: the guard behind it still holds the poison.
+  void check_scratch() const {
+    for (const auto& s : scratch)
+      for (size_t i = 0; i < kGuard; ++i)
+        if (s[args.scratch_bytes + i] != 0xff) throw std::runtime_error("linear: a kernel wrote beyond its scratch");
   }
   void run(ThreadPool& pool) {
     Barrier barrier(pool.size());
@@ -383,6 +392,7 @@ nb::ndarray<nb::numpy, float> linear(Matrix x, const PackedWeight& weight, std::
     ThreadPool& pool = pool_for(threads, own);
     call.allocate_scratch(pool.size());
     call.run(pool);
+    call.check_scratch();
   }
   return y.array({size_t(a.rows), size_t(width)});
 }

@@ -1,0 +1,6 @@
+"""Needs the extension. Puts the reference and case modules of this folder on the path."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,77 @@
+"""Random weights of every kind for the tests of packing and products: canonical arrays as octavo.ops.packed describes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo import _native
+from octavo.ops.packed import PackedWeight, WeightKind, WeightPart
+
+ISAS = sorted(
+    {*_native.isa_names(), "portable16"}
+)  # portable16 is never chosen by itself, so it is not among the names
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kind of weight with its variations: inputs per scale (0: plain numbers) and whether it has minimums."""
+
+    kind: WeightKind
+    group: int = 0
+    mins: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}{f'g{self.group}' if self.group else ''}{'m' if self.mins else ''}"
+
+
+QUANTISED = [
+    Form(WeightKind.W4, 32),
+    Form(WeightKind.W4, 32, True),
+    Form(WeightKind.W8, 32),
+    Form(WeightKind.W8, 32, True),
+    Form(WeightKind.W8, 16),
+    Form(WeightKind.W8, 16, True),
+]
+PLAIN = [Form(WeightKind.F32), Form(WeightKind.F16), Form(WeightKind.BF16)]
+FORMS = QUANTISED + PLAIN
+
+
+def part(form: Form, n: int, k: int, seed: int = 0) -> WeightPart:
+    """n random channels; k a multiple of the form's group. Codes take their extreme values often."""
+    rng = np.random.default_rng(seed)
+    if not form.group:
+        values = rng.standard_normal((n, k)).astype(np.float32)
+        if form.kind is WeightKind.BF16:
+            return WeightPart((values.view(np.uint32) >> 16).astype(np.uint16))
+        return WeightPart(values.astype(np.float16) if form.kind is WeightKind.F16 else values)
+    groups = k // form.group
+    if form.kind is WeightKind.W4:
+        codes = rng.integers(0, 256, (n, groups, 16), np.uint8)
+        codes[rng.random((n, groups)) < 0.1] = 0xFF
+    else:
+        codes = rng.integers(-128, 128, (n, groups, form.group), np.int8)
+        codes[rng.random((n, groups)) < 0.1] = -128
+    scales = rng.uniform(-0.1, 0.1, (n, groups)).astype(np.float16)
+    return WeightPart(codes, scales, rng.uniform(-1, 1, (n, groups)).astype(np.float16) if form.mins else None)
+
+
+def weight(form: Form, n: int, k: int, seed: int = 0) -> PackedWeight:
+    return PackedWeight(form.kind, n, k, (part(form, n, k, seed),))
+
+
+def pack(weight: PackedWeight, isa: str) -> _native.PackedWeight:
+    return _native.pack(weight.kind.value, weight.n, weight.k, [(p.codes, p.scales, p.mins) for p in weight.parts], isa)
+
+
+def rows(count: int, k: int, seed: int = 0) -> np.ndarray:
+    """float32 [count, k]; rows of very different sizes, some with empty groups."""
+    rng = np.random.default_rng(1000 + seed)
+    x = rng.standard_normal((count, k)).astype(np.float32) * (10.0 ** rng.integers(-3, 3, (count, 1))).astype(
+        np.float32
+    )
+    x[rng.random((count, k)) < 0.05] = 0
+    if k >= 64:
+        x[::3, 32:64] = 0
+    return x

@@ -1,0 +1,153 @@
+"""Packing: every source layout a checkpoint brings, read back value by value; merged projections; refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from linear_cases import FORMS, ISAS, QUANTISED, Form, pack, part, rows, weight
+
+from octavo import _native
+from octavo.ops.packed import PackedWeight, WeightKind, WeightPart
+
+every_isa = pytest.mark.parametrize("isa", ISAS)
+every_form = pytest.mark.parametrize("form", FORMS, ids=str)
+
+
+@every_isa
+@every_form
+@pytest.mark.parametrize("n, k", [(1, 32), (8, 64), (16, 96), (29, 160), (50, 32)])
+def test_values_come_back(isa: str, form: Form, n: int, k: int) -> None:
+    w = weight(form, n, k if form.group != 16 else k + 16)
+    packed = pack(w, isa)
+    assert np.array_equal(_native.dequantize(packed), w.dequantize())
+    assert (packed.kind, packed.n, packed.k) == (form.kind.value, n, w.k)
+    assert (packed.group, packed.has_mins) == (form.group, form.mins)
+    assert packed.lanes in (8, 16)
+
+
+@pytest.mark.parametrize("form, per_channel", [
+    (Form(WeightKind.W4, 32, True), 2 * (16 + 4)),
+    (Form(WeightKind.W4, 32), 2 * (16 + 2)),
+    (Form(WeightKind.W8, 32), 2 * (32 + 2)),
+    (Form(WeightKind.W8, 16, True), 2 * (32 + 8)),
+    (Form(WeightKind.F32), 64 * 4),
+    (Form(WeightKind.BF16), 64 * 2),
+], ids=str)  # fmt: skip
+def test_packed_weights_are_as_small_as_the_file(form: Form, per_channel: int) -> None:
+    assert pack(weight(form, 33, 64), "portable").nbytes == 40 * per_channel  # padded to 8 channels
+
+
+@every_isa
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_merging_is_concatenation(isa: str, data: st.DataObject) -> None:
+    """Sources of any sizes end and begin inside one panel, with and without minimums beside each other."""
+    form = data.draw(st.sampled_from(FORMS))
+    sizes = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))
+    k = 64
+    parts = tuple(part(form, size, k, seed) for seed, size in enumerate(sizes))
+    if form.mins and data.draw(st.booleans()):
+        parts = (*parts[:-1], WeightPart(parts[-1].codes, parts[-1].scales))
+    merged = PackedWeight(form.kind, sum(sizes), k, parts)
+    packed = pack(merged, isa)
+    assert np.array_equal(_native.dequantize(packed), merged.dequantize())
+    x = rows(3, k)
+    alone = [_native.linear(x, pack(PackedWeight(form.kind, p.codes.shape[0], k, (p,)), isa), isa=isa) for p in parts]
+    assert np.array_equal(_native.linear(x, packed, isa=isa), np.concatenate(alone, axis=1))
+
+
+def stored_blocks(n: int, groups: int, offset: int) -> np.ndarray:
+    """Blocks of scale, minimum and 16 bytes of codes, `offset` bytes into a read-only buffer, as in a mapped file."""
+    block = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
+    rng = np.random.default_rng(0)
+    raw = np.zeros((n, groups), block)
+    raw["d"], raw["m"] = rng.uniform(0, 1, raw.shape), rng.uniform(-1, 0, raw.shape)
+    raw["qs"] = rng.integers(0, 256, (n, groups, 16))
+    return np.frombuffer(b"\x00" * offset + raw.tobytes(), block, n * groups, offset).reshape(n, groups)
+
+
+@every_isa
+@pytest.mark.parametrize("offset", [0, 1, 7])
+def test_views_into_stored_blocks(isa: str, offset: int) -> None:
+    blocks = stored_blocks(21, 3, offset)
+    w = PackedWeight(WeightKind.W4, 21, 96, (WeightPart(blocks["qs"], blocks["d"], blocks["m"]),))
+    assert np.array_equal(_native.dequantize(pack(w, isa)), w.dequantize())
+
+
+@every_isa
+@every_form
+def test_reversed_and_skipping_views(isa: str, form: Form) -> None:
+    whole = part(form, 40, 128)
+
+    def cut(array: np.ndarray | None) -> np.ndarray | None:
+        return None if array is None else array[::-3, ::-2]
+
+    codes = cut(whole.codes)
+    view = WeightPart(codes, cut(whole.scales), cut(whole.mins))
+    w = PackedWeight(form.kind, codes.shape[0], 64, (view,))
+    assert np.array_equal(_native.dequantize(pack(w, isa)), w.dequantize())
+
+
+def test_half_precision_may_come_as_bits() -> None:
+    w = weight(Form(WeightKind.F16), 9, 40)
+    as_bits = _native.pack("f16", 9, 40, [(w.parts[0].codes.view(np.uint16), None, None)])
+    assert np.array_equal(_native.dequantize(as_bits), w.dequantize())
+    q = part(QUANTISED[1], 9, 64)
+    sources = [(q.codes, q.scales.view(np.uint16), q.mins.view(np.uint16))]
+    assert np.array_equal(
+        _native.dequantize(_native.pack("w4", 9, 64, sources)), weight(QUANTISED[1], 9, 64).dequantize()
+    )
+
+
+@every_isa
+def test_special_scales_survive(isa: str) -> None:
+    """Subnormal, largest, infinite and absent fp16 numbers: widened exactly."""
+    bits = np.array([[0x0001, 0x03FF, 0x0400, 0x7BFF, 0x8001, 0xFBFF, 0x7C00, 0x0000]], np.uint16)
+    codes = np.ones((1, 8, 32), np.int8)
+    values = _native.dequantize(_native.pack("w8", 1, 256, [(codes, bits, None)], isa))
+    assert np.array_equal(values[0, ::32], bits.view(np.float16).astype(np.float32)[0])
+
+
+class TestRefusals:
+    q = part(QUANTISED[1], 4, 64)
+
+    def refuse(self, error: type[Exception], match: str, *args: object) -> None:
+        with pytest.raises(error, match=match):
+            _native.pack(*args)
+
+    def test_kind_and_isa(self) -> None:
+        self.refuse(ValueError, "w4", "w5", 4, 64, [(self.q.codes, self.q.scales, None)])
+        self.refuse(ValueError, "portable", "w4", 4, 64, [(self.q.codes, self.q.scales, None)], "mmx")
+
+    @pytest.mark.parametrize("n, k", [(0, 64), (4, 0), (-4, 64), (1 << 40, 1 << 40), (5, 64), (4, 96), (4, 32)])
+    def test_sizes(self, n: int, k: int) -> None:
+        with pytest.raises(ValueError):
+            _native.pack("w4", n, k, [(self.q.codes, self.q.scales, None)])
+
+    def test_sources(self) -> None:
+        self.refuse(ValueError, "at least one", "w4", 4, 64, [])
+        self.refuse(ValueError, "a source is", "w4", 4, 64, [()])
+        self.refuse(TypeError, "not an array", "w4", 4, 64, [(None, self.q.scales, None)])
+        other = part(Form(WeightKind.W8, 16), 4, 64), part(Form(WeightKind.W8, 32), 4, 64)
+        self.refuse(ValueError, "same group", "w8", 8, 64, [(p.codes, p.scales, None) for p in other])
+
+    def test_codes(self) -> None:
+        scales = self.q.scales
+        self.refuse(TypeError, "dtype", "w4", 4, 64, [(self.q.codes.view(np.int8), scales, None)])
+        self.refuse(ValueError, "shape", "w4", 4, 64, [(self.q.codes[:, 0], scales, None)])
+        self.refuse(ValueError, "16 bytes", "w4", 4, 64, [(self.q.codes[:, :, :8], scales, None)])
+        self.refuse(
+            ValueError, "adjacent", "w4", 4, 64, [(np.repeat(self.q.codes, 2, axis=2)[:, :, ::2], scales, None)]
+        )
+        self.refuse(ValueError, "byte order", "f32", 4, 8, [(np.zeros((4, 8), ">f4"), None, None)])
+
+    def test_scales(self) -> None:
+        codes, scales = self.q.codes, self.q.scales
+        self.refuse(ValueError, "missing", "w4", 4, 64, [(codes, None, None)])
+        self.refuse(ValueError, "scales", "w4", 4, 64, [(codes, scales[:, :1], None)])
+        self.refuse(ValueError, "mins", "w4", 4, 64, [(codes, scales, scales[:2])])
+        self.refuse(TypeError, "dtype", "w4", 4, 64, [(codes, scales.astype(np.float32), None)])
+        self.refuse(ValueError, "no scales", "f32", 4, 8, [(np.zeros((4, 8), np.float32), scales, None)])
+        self.refuse(ValueError, "no mins", "f32", 4, 8, [(np.zeros((4, 8), np.float32), None, scales)])
