@@ -32,7 +32,7 @@ test: dev
 	@scripts/test $(ARGS)
 
 simulate: dev
-	@OCTAVO_SIMULATION_SEEDS=$(SEEDS) scripts/test tests/simulation $(ARGS)
+	@$(bin)/python scripts/simulate.py $(SEEDS)
 
 test-sanitize: dev
 	@scripts/sanitize $(ARGS)

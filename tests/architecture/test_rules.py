@@ -170,9 +170,9 @@ def test_every_option_has_help_and_a_default() -> None:
     for cls in (EngineArgs, AsyncEngineArgs, ServerArgs):
         cls()
         for field in dataclasses.fields(cls):
-            help = field.metadata.get("help", "")
-            assert len(help) > 5, f"{cls.__name__}.{field.name} has no help"
-            assert not help.endswith("."), f"{cls.__name__}.{field.name}: help is no sentence"
+            text = field.metadata.get("help", "")
+            assert len(text) > 5, f"{cls.__name__}.{field.name} has no help"
+            assert not text.endswith("."), f"{cls.__name__}.{field.name}: help is no sentence"
 
 
 def test_the_tree_does_not_tell_where_it_was_made() -> None:

@@ -168,3 +168,18 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token_id), float(bias)
     except ValueError:
         raise ConfigError(f"logit_bias = {text!r}: must be ID:BIAS, for example 198:-100") from None
+
+
+def describe(cls: type, f: dataclasses.Field[Any]) -> tuple[str, str, str, str]:
+    """An option for the options page: spellings, values, default, help, as Markdown."""
+    kinds = _kinds(typing.get_type_hints(cls)[f.name])
+    meta = f.metadata
+    default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+    names = " ".join(f"`{name}`" for name in (f"--{f.name.replace('_', '-')}", *meta["flags"]))
+    if meta["choices"]:
+        values = ", ".join(f"`{choice}`" for choice in meta["choices"])
+    else:
+        kind = "switch" if bool in kinds else next(k.__name__ for k in (int, float, str) if k in kinds)
+        values = {"str": "text", "int": "integer", "float": "number"}.get(kind, kind) + _limits(meta)
+    env = f" Also from `${meta['env']}`." if meta["env"] else ""
+    return names, values, "" if default in (None, "", []) else f"`{default}`", meta["help"] + "." * bool(env) + env
