@@ -86,6 +86,10 @@ class Route:
     public: bool = False
     generates: bool = False
 
+    @property
+    def takes_json(self) -> bool:
+        return self.method == "POST" and not self.public
+
 
 class Router:
     """Finds a route by its exact path. Lookups never interpret the path, so a route cannot be reached under a second spelling."""

@@ -64,7 +64,7 @@ def openapi(routes: Sequence[Route], state: ServerState) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for route in routes:
         operation: dict[str, Any] = {
-            "operationId": f"{route.endpoint.__name__}_{route.method.lower()}",
+            "operationId": f"{route.method} {route.path}",
             "summary": _summary(route),
             "responses": {
                 "200": {"description": "The answer", **_json(ref.get(ANSWERS.get(route.path, type)))},

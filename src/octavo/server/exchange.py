@@ -158,7 +158,7 @@ class Exchange:
             raise ApiError(404, "there is no such route; GET / lists them")
         if route is None:
             raise ApiError(405, f"{request.method[:20]} is not allowed here", headers={b"allow": self._allowed()})
-        if route.method == "POST":
+        if route.takes_json:
             _check_content_type(request.header(b"content-type"))
         if route.generates:
             self._check_open()
@@ -172,7 +172,7 @@ class Exchange:
             raise unavailable("the engine is starting", STARTING_RETRY)
 
     async def _read_body(self, route: Route) -> None:
-        if route.method != "POST" or route.public:
+        if not route.takes_json:
             return
         args = self._state.server_args
         announced = self._request.header(b"content-length")
@@ -192,11 +192,12 @@ class Exchange:
             await self._write_stream(answer.chunks)
             return
         body = b"" if self._request.method == "HEAD" else answer.body
-        unread = self._has_unread_body()
+        closes = (b"connection", b"close") in answer.headers
+        unread = not self._body_read and (closes or self._announces_large_body())
         headers = [*answer.headers, *self._common_headers()]
         if answer.status != 204:
             headers.append((b"content-length", str(len(answer.body)).encode()))
-        if unread:
+        if unread and not closes:
             headers.append((b"connection", b"close"))
         await self._start(answer.status, headers)
         if unread:
@@ -233,9 +234,7 @@ class Exchange:
         self._status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    def _has_unread_body(self) -> bool:
-        if self._body_read:
-            return False
+    def _announces_large_body(self) -> bool:
         length = self._request.header(b"content-length")
         if length is not None:
             return not (length.isdigit() and int(length) <= SMALL_BODY)

@@ -19,6 +19,7 @@ from octavo.server.errors import ApiError, ErrorType, encode_error
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 100
 MAX_CONNECTIONS = 4096
+LINGER = 1.0  # seconds in which a refused client may go on sending, unheard
 
 
 class HeadRefused(Exception):
@@ -81,13 +82,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._num_head_bytes = 0
         self._stop_timer()
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            raise HeadRefused
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_head = True
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # the base class chooses the name
+    def send_400_response(self, msg: str) -> None:  # the base class chooses the name
         """What the base class calls when the parser gives up, for its own reasons or for ours."""
         self._refuse(self._refusal or ApiError(400, "malformed HTTP request"))
 
@@ -110,17 +113,33 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers and closes, unless an earlier request of this connection is still being answered: then only closes."""
+        """Answers and closes, unless an earlier request of this connection is still being answered: then only closes.
+
+        The answer ends our side only: to close while the client still sends would reset the connection, and it would not see why.
+        """
         self._refused = True
         self._stop_timer()
-        busy = self.cycle is not None and not self.cycle.response_complete
-        if not busy and not self.transport.is_closing():
+        if self._may_answer() and not self.transport.is_closing():
             body = encode_error(error)
             head = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
             head.append(b"x-request-id: %s\r\ncontent-length: %d\r\n" % (request_label(None).encode(), len(body)))
             head.extend(b"%s: %s\r\n" % item for item in error.headers.items())
             self.transport.write(b"".join([*head, b"\r\n", body]))
-        self.transport.close()
+            self.transport.write_eof()
+            self._timer = self.loop.call_later(LINGER, self.transport.close)
+        else:
+            self.transport.close()
+
+    def _may_answer(self) -> bool:
+        """Whether no answer is under way or waits its turn. A request whose body went wrong is told here, and its app that it is gone."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return True
+        if self._in_head or self.pipeline or cycle.response_started:
+            return False
+        cycle.disconnected = True
+        cycle.message_event.set()
+        return True
 
 
 def protocol(head_timeout: float) -> type[LimitedProtocol]:

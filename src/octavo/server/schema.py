@@ -304,6 +304,8 @@ def _decode(name: str, decoder: msgspec.json.Decoder[Any], raw: Raw) -> Any:
     try:
         value = decoder.decode(raw)
     except msgspec.ValidationError as exc:
+        if bytes(raw).strip() == b"null":
+            return None
         raise _field_error(name, str(exc)) from None
     except (msgspec.DecodeError, RecursionError):
         raise invalid(f"{name}: holds text that is not valid Unicode", name) from None

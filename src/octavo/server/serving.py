@@ -12,9 +12,11 @@ import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
+import uvloop
 
 from octavo.config import ServerArgs
 from octavo.errors import ConfigError, EngineDeadError
+from octavo.protocol import EngineReady
 from octavo.server.app import App
 from octavo.server.limits import protocol
 
@@ -23,6 +25,7 @@ BACKLOG = 2048
 WATCH = 0.5  # seconds between looks at whether the engine is gone for good
 
 OnListening = Callable[[str, int], None]
+OnReady = Callable[[EngineReady], None]
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -41,34 +44,83 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    app: App, args: ServerArgs, *, listener: socket.socket | None = None, on_listening: OnListening | None = None
+    app: App,
+    args: ServerArgs,
+    *,
+    listener: socket.socket | None = None,
+    on_listening: OnListening | None = None,
+    stop: asyncio.Event | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, drains, and returns. A second signal ends at once.
+    """Serves until SIGTERM, SIGINT or `stop`, drains, and returns. A second signal ends at once.
 
     `listener`: from `open_socket`, else one is opened. `on_listening(host, port)` is called once when connections are accepted.
     Raises EngineDeadError after the engine has died for good.
     """
     listener = listener or open_socket(args.host, args.port)
-    server = _Server(app, args)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started and not task.done():
-        await asyncio.sleep(0.001)
-    if on_listening is not None and server.started:
-        host, port = listener.getsockname()[:2]
-        on_listening(host, port)
+    server = _Server(app, args, on_listening or _nobody_listens, stop or asyncio.Event())
     try:
-        await task
-    except asyncio.CancelledError:
-        server.should_exit = True
-        raise
+        await server.serve(sockets=[listener])
+    finally:
+        server.abandon()
+        listener.close()
     if app.state.client.errored:
         raise EngineDeadError("the engine has stopped")
+
+
+def run_server(
+    app: App,
+    args: ServerArgs,
+    *,
+    listener: socket.socket | None = None,
+    on_listening: OnListening | None = None,
+    on_ready: OnReady | None = None,
+) -> None:
+    """The whole life of a server process: starts the client's engine, serves meanwhile and until a signal, ends the engine.
+
+    `on_ready` is called once, when the first request could be answered; what it may print is its owner's business. Raises what
+    `client.start()` raises (ConfigError, EngineDeadError), and EngineDeadError when the engine dies for good later.
+    """
+    uvloop.run(_run(app, args, listener, on_listening, on_ready))
+
+
+async def _run(
+    app: App,
+    args: ServerArgs,
+    listener: socket.socket | None,
+    on_listening: OnListening | None,
+    on_ready: OnReady | None,
+) -> None:
+    client = app.state.client
+    stop = asyncio.Event()
+
+    async def start() -> None:
+        try:
+            ready = await client.start()
+        except BaseException:
+            stop.set()
+            raise
+        if on_ready is not None:
+            on_ready(ready)
+
+    starting = asyncio.create_task(start())
+    try:
+        await serve(app, args, listener=listener, on_listening=on_listening, stop=stop)
+    finally:
+        if starting.done() and not starting.cancelled() and (failure := starting.exception()) is not None:
+            await client.shutdown()
+            raise failure
+        starting.cancel()
+        await client.shutdown()
+
+
+def _nobody_listens(host: str, port: int) -> None:
+    """For owners that need not know."""
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server, which drains while it still listens: new requests get a 503 instead of a refused connection."""
 
-    def __init__(self, app: App, args: ServerArgs) -> None:
+    def __init__(self, app: App, args: ServerArgs, on_listening: OnListening, stop: asyncio.Event) -> None:
         config = uvicorn.Config(
             app,
             http=protocol(args.body_timeout),
@@ -84,18 +136,25 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
         self._shutdown_timeout = args.shutdown_timeout
-        self._draining: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._on_listening = on_listening
+        self._stop = stop
+        self._watches: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._watching = asyncio.create_task(self._watch_engine())
         await super().startup(sockets)
+        self._watches = [asyncio.create_task(self._watch_engine()), asyncio.create_task(self._watch_stop())]
+        for listener in sockets or ():
+            self._on_listening(*listener.getsockname()[:2])
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for task in (self._draining, self._watching):
-            if task is not None:
-                task.cancel()
-        await super().shutdown(sockets)
+    def abandon(self) -> None:
+        """Leaves nothing behind, whether the server ended by itself or was cancelled."""
+        for task in self._watches:
+            task.cancel()
+        for listening in getattr(self, "servers", ()):
+            listening.close()
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -113,18 +172,13 @@ class _Server(uvicorn.Server):
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    def begin_drain(self) -> None:
-        """What a first signal does; for owners that have no signals."""
-        if self._draining is None:
-            self._draining = asyncio.create_task(self._drain())
-
     def _on_signal(self) -> None:
-        if self._draining is None:
-            self.begin_drain()
-        else:
+        if self._stop.is_set():
             self.force_exit = self.should_exit = True
+        self._stop.set()
 
-    async def _drain(self) -> None:
+    async def _watch_stop(self) -> None:
+        await self._stop.wait()
         await self._app.drain(self._shutdown_timeout)
         self.should_exit = True
 
