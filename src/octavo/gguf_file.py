@@ -197,6 +197,10 @@ class GGUFFile:
         buffer = map_file(path)
         return GGUFFile(path, buffer, _Parser(path, buffer, skip).parse())
 
+    def read_ahead(self) -> None:
+        """Tells the system that all of the data will be wanted, so that a file on a disk is read in large pieces; returns at once."""
+        self._buffer.madvise(mmap.MADV_WILLNEED)
+
     def data(self, tensor: GGUFTensor) -> memoryview:
         """The tensor's bytes, read-only, without a copy."""
         return memoryview(self._buffer)[tensor.offset : tensor.offset + tensor.nbytes]

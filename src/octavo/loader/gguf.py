@@ -46,6 +46,7 @@ class GGUFTensors:
 
     def __init__(self, file: GGUFFile, hf: HFConfig) -> None:
         self.file = file
+        file.read_ahead()
         self.tensors = {hf_name(name): tensor for name, tensor in file.tensors.items() if name not in CONSUMED}
         paired = hf.read("model_type", str) in PAIRED
         heads = hf.size("num_attention_heads")

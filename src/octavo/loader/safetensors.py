@@ -50,6 +50,7 @@ class SafetensorsFile:
         self.path = path
         self.buffer = map_file(path)
         self.places: Mapping[str, Place] = MappingProxyType(read_places(path, self.buffer))
+        self.buffer.madvise(mmap.MADV_WILLNEED)  # from a disk in large pieces, while we go on
 
     def get(self, name: str) -> StoredTensor:
         place = self.places[name]

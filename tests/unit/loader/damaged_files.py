@@ -41,6 +41,7 @@ def truncations(fields: Fields) -> Iterator[Case]:
     """Cut at the edge of each section, and in the middle of each field of more than one byte."""
     whole, at = joined(fields), 0
     last_number = len(whole.rstrip(b"\0"))
+    yield "last byte missing", whole[: last_number - 1], "beyond the file"
     seen = set()
     for label, raw in fields:
         short = label.split("[")[0] if "[" in label else label
