@@ -29,6 +29,7 @@ from octavo.protocol import (
     TokenLogprobs,
 )
 from octavo.server.app import App, create_app
+from octavo.server.serving import run_server
 from octavo.tokenizer import tokenizer as tokenizer_module
 from octavo.tokenizer.vocabulary import Vocabulary
 
@@ -251,3 +252,20 @@ class Server:
         for served in self._open:
             await served.http.aclose()
             await served.client.shutdown()
+
+
+def main() -> None:
+    """A server process of its own; says where it listens and when it is ready."""
+    args = AsyncEngineArgs(model="/secret/path", served_model_name=MODEL)
+    server_args = ServerArgs(port=0)
+    app = create_app(make_client(FakeEngine(), args), args, server_args)
+    run_server(
+        app,
+        server_args,
+        on_listening=lambda host, port: print(f"listening http://{host}:{port}", flush=True),
+        on_ready=lambda ready: print("ready", ready.max_model_len, flush=True),
+    )
+
+
+if __name__ == "__main__":
+    main()

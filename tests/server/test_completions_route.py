@@ -127,7 +127,7 @@ async def test_token_ids_as_prompt(served: Served) -> None:
     ids = await whole(served, prompt=list(b"hello"))
     assert ids["choices"][0]["text"] == text["choices"][0]["text"]
     several = await whole(served, prompt=[list(b"hello"), list(b"x")], echo=True)
-    assert [choice["text"][:5] for choice in several["choices"]][0] == "hello"
+    assert several["choices"][0]["text"].startswith("hello")
 
 
 async def test_logprobs(served: Served) -> None:

@@ -7,26 +7,23 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import played_engine
 import pytest
-import uvloop
 from played_engine import MODEL, Served, Server
 from test_bad_inputs import BASE, CHAT, COMPLETIONS, check_error
 
 from octavo.config import ServerArgs
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.server.serving import open_socket, serve
-
-
-@pytest.fixture(scope="module")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loop that the server is run on."""
-    return uvloop.EventLoopPolicy()
 
 
 class Listening:
@@ -170,7 +167,7 @@ async def test_drop_by_drop_is_too_slow(server: Server) -> None:
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
             writer.write(data[:90])
-            answer = asyncio.create_task(reader.read())
+            answer = asyncio.create_task(reader.readuntil(b"}}"))
             for byte in data[90:]:
                 if answer.done():
                     break
@@ -374,7 +371,7 @@ async def test_openai_32_streams(live: Listening) -> None:
         text, usage = "", 0
         stream = await client.completions.create(
             model=MODEL,
-            prompt=f"#say {'answer %d ' % i * 4}#",
+            prompt=f"#say {f'answer {i} ' * 4}#",
             max_tokens=100,
             stream=True,
             stream_options={"include_usage": True},
@@ -387,7 +384,7 @@ async def test_openai_32_streams(live: Listening) -> None:
     async with live.openai() as client:
         answers = await asyncio.gather(*[one(client, i) for i in range(32)])
     for i, (text, usage) in enumerate(answers):
-        assert text == "answer %d " % i * 4 and usage == len(text) + 1
+        assert text == f"answer {i} " * 4 and usage == len(text) + 1
 
 
 async def test_openai_cancellation(live: Listening) -> None:
@@ -452,6 +449,29 @@ async def test_a_dead_engine_ends_the_server(server: Server) -> None:
     with pytest.raises(EngineDeadError):
         async with asyncio.timeout(10):
             await task
+
+
+async def test_a_process_of_its_own() -> None:
+    """`run_server` from the first line to the last, on the loop that it chooses."""
+    command = [sys.executable, str(Path(played_engine.__file__))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = [await asyncio.to_thread(process.stdout.readline) for _ in range(2)]
+        address = next(line for line in lines if "http" in line).split()[1]
+        assert any(line.split() == ["ready", "2048"] for line in lines)
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+            asks = [client.completions.create(model=MODEL, prompt=f"#say {i}#", max_tokens=9) for i in range(8)]
+            answers = await asyncio.gather(*asks)
+            assert [answer.choices[0].text for answer in answers] == [str(i) for i in range(8)]
+            stream = await client.completions.create(model=MODEL, prompt="#say yes#", max_tokens=9, stream=True)
+            assert "".join([chunk.choices[0].text async for chunk in stream]) == "yes"
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 20) == 0
+        assert process.stdout.read() == "", "the server itself prints nothing"
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def test_a_port_in_use_is_told() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from octavo.errors import EngineDeadError, OctavoError, RequestFailedError
 from octavo.sampling_params import SamplingParams
@@ -84,7 +84,7 @@ class Generation:
 
     def _start(self, index: int) -> AsyncGenerator[RequestOutput, None]:
         prompt, body = self.prompts[index], self._body
-        outputs = self._state.client.generate(
+        return self._state.client.generate(
             prompt.token_ids,
             self.params[index],
             request_id=self._request.request_id,
@@ -93,7 +93,6 @@ class Generation:
             priority=body.priority or 0,
             arrival_time=self._request.arrival,
         )
-        return cast("AsyncGenerator[RequestOutput, None]", outputs)
 
     async def _one(self, index: int) -> AsyncGenerator[Batch, None]:
         async with aclosing(self._start(index)) as outputs:
