@@ -29,8 +29,13 @@ void require(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(what);
 }
 
-Ref ref(const PyRef& r) { return {r.first, r.second}; }
-QuantRef quant(const PyQuant& q) { return {std::get<0>(q), std::get<1>(q), std::get<2>(q)}; }
+Ref to_ref(const PyRef& r) { return {r.first, r.second}; }
+Instruction make(Op op, int stage, Ref x = {}, Ref y = {}, Ref b = {}) {
+  Instruction in;
+  in.op = op, in.stage = stage, in.x = x, in.y = y, in.b = b;
+  return in;
+}
+QuantRef to_quant(const PyQuant& q) { return {std::get<0>(q), std::get<1>(q), std::get<2>(q)}; }
 
 void require_range(const int32_t* values, int64_t count, int64_t low, int64_t high, const char* what) {
   for (int64_t i = 0; i < count; ++i) require(values[i] >= low && values[i] < high, what);
@@ -126,69 +131,69 @@ void bind_program(nb::module_& m) {
       .def_prop_ro("nbytes", [](PyProgram& self) { return self.program->arena_bytes(); })
       .def("embed",
            [](PyProgram& self, const PackedWeight& w, PyRef y, float scale) {
-             Instruction in{Op::embed};
-             in.w = &w.w, in.y = ref(y), in.scale = scale;
+             Instruction in = make(Op::embed, 0);
+             in.w = &w.packed(), in.y = to_ref(y), in.scale = scale;
              self.append(in);
            })
       .def("norm",
            [](PyProgram& self, int stage, PyRef x, PyRef y, Floats weight, Floats bias, int64_t width, float eps, bool layer_norm, PyQuant xq,
               bool store, int64_t head_dim) {
              require(int64_t(weight.shape(0)) == (head_dim ? head_dim : width), "norm: weight does not have the width");
-             Instruction in{Op::norm, stage, ref(x), ref(y)};
-             in.xq = quant(xq), in.weight = weight.data(), in.bias = bias.shape(0) ? bias.data() : nullptr;
+             Instruction in = make(Op::norm, stage, to_ref(x), to_ref(y));
+             in.xq = to_quant(xq), in.weight = weight.data(), in.bias = bias.shape(0) ? bias.data() : nullptr;
              in.width = width, in.eps = eps, in.layer_norm = layer_norm, in.store = store, in.head_dim = head_dim;
              self.append(in);
            })
       .def("quantize",
            [](PyProgram& self, int stage, PyRef x, int64_t width, PyQuant xq) {
-             Instruction in{Op::quantize, stage, ref(x)};
-             in.width = width, in.xq = quant(xq);
+             Instruction in = make(Op::quantize, stage, to_ref(x));
+             in.width = width, in.xq = to_quant(xq);
              self.append(in);
            })
       .def("linear",
            [](PyProgram& self, int stage, PyRef x, PyQuant xq, const PackedWeight& w, Floats bias, PyRef y, PyRef residual, int epilogue) {
-             require(w.w.lanes == self.program->kernels().lanes, "linear: weight was packed for another instruction set");
-             require(bias.shape(0) == 0 || int64_t(bias.shape(0)) == w.w.n, "linear: bias does not have n values");
-             Instruction in{Op::linear, stage, ref(x), ref(y), ref(residual)};
-             in.xq = quant(xq), in.w = &w.w, in.bias = bias.shape(0) ? bias.data() : nullptr, in.epilogue = Epilogue(epilogue);
+             require(w.packed().lanes == self.program->kernels().lanes, "linear: weight was packed for another instruction set");
+             require(bias.shape(0) == 0 || int64_t(bias.shape(0)) == w.packed().n, "linear: bias does not have n values");
+             Instruction in = make(Op::linear, stage, to_ref(x), to_ref(y), to_ref(residual));
+             in.xq = to_quant(xq), in.w = &w.packed(), in.bias = bias.shape(0) ? bias.data() : nullptr, in.epilogue = Epilogue(epilogue);
              self.append(in);
            })
       .def("rope",
            [](PyProgram& self, PyRef x, PyRef y, Floats2 table, int64_t heads, int64_t head_dim) {
-             Instruction in{Op::rope, 0, ref(x), ref(y)};
+             Instruction in = make(Op::rope, 0, to_ref(x), to_ref(y));
              in.weight = table.data(), in.rot = int64_t(table.shape(1)), in.heads = heads, in.head_dim = head_dim, in.width = heads * head_dim;
              self.max_positions = std::min<int64_t>(self.max_positions, int64_t(table.shape(0)));
              self.append(in);
            })
       .def("act",
            [](PyProgram& self, int stage, PyRef x, PyRef y, int64_t width, int kind) {
-             Instruction in{Op::act, stage, ref(x), ref(y)};
+             Instruction in = make(Op::act, stage, to_ref(x), to_ref(y));
              in.width = width, in.kind = kind;
              self.append(in);
            })
       .def("add",
            [](PyProgram& self, int stage, PyRef x, PyRef b, PyRef y, int64_t width) {
-             Instruction in{Op::add, stage, ref(x), ref(y), ref(b)};
+             Instruction in = make(Op::add, stage, to_ref(x), to_ref(y), to_ref(b));
              in.width = width;
              self.append(in);
            })
       .def("gather",
            [](PyProgram& self, PyRef x, PyRef y, int64_t width) {
-             Instruction in{Op::gather, 1, ref(x), ref(y)};
+             Instruction in = make(Op::gather, 1, to_ref(x), to_ref(y));
              in.width = width;
              self.append(in);
            })
       .def("kv_write",
            [](PyProgram& self, PyRef k, PyRef v, int64_t layer) {
              require(layer >= 0 && layer < self.program->kv().num_layers, "kv_write: no such layer");
-             Instruction in{Op::kv_write, 0, ref(k), Ref{}, ref(v)};
+             Instruction in = make(Op::kv_write, 0, to_ref(k), Ref{}, to_ref(v));
              in.layer = layer;
              self.append(in);
            })
       .def("attention",
            [](PyProgram& self, PyRef q, PyRef y, int64_t heads, int64_t layer, float scale, float soft_cap, int64_t window) {
              require(layer >= 0 && layer < self.program->kv().num_layers, "attention: no such layer");
-             Instruction in{Op::attention, 0, ref(q), ref(y)};
+             Instruction in = make(Op::attention, 0, to_ref(q), to_ref(y));
              in.heads = heads, in.layer = layer, in.scale = scale, in.soft_cap = soft_cap, in.window = window;
              self.append(in);
            })

@@ -55,7 +55,7 @@ struct QuantRef {
 };
 
 struct Instruction {
-  Op op;
+  Op op = Op::embed;
   int stage = 0;  // 0: all tokens of the batch; 1: the head, on the picked rows
   Ref x, y, b;    // b: second operand, residual, or V
   QuantRef xq;

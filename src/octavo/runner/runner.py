@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from octavo.ops.batch import Batch
 from octavo.ops.cpu.sampling import score
-from octavo.protocol import BlockCopy, ModelRunnerOutput, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput, TokenLogprobs
+from octavo.protocol import (
+    BlockCopy,
+    ModelRunnerOutput,
+    NewRequest,
+    SampledToken,
+    ScheduledRequest,
+    SchedulerOutput,
+    TokenLogprobs,
+)
 from octavo.runner.batch import build_batch
 from octavo.sampling.sampler import Sampler, SamplingState, token_logprobs
 

@@ -249,7 +249,9 @@ class Planner:
             for buffer in _touched(step):
                 buffers.setdefault(buffer)
                 buffer.first = i if buffer.first < 0 else buffer.first
-                buffer.last = i
+                # The head may run several times over one batch: what it reads of the batch stays to the end.
+                shared = step.stage == 1 and buffer.rows is Rows.TOKENS
+                buffer.last = len(self.steps) if shared else i
         keep.last = len(self.steps)
         size = {b: -(-b.row_bytes * most[b.rows] // ALIGN) * ALIGN for b in buffers}
         placed: list[Buffer] = []
