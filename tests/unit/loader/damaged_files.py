@@ -167,6 +167,10 @@ def safetensors_tensors(header: dict, data: bytes) -> Iterator[Case]:
     name = "model.layers.0.self_attn.q_proj.weight"
     good = header[name]
     begin, end = good["data_offsets"]
+    later = {key: info | {"data_offsets": [n + 64 for n in info["data_offsets"]]} for key, info in header.items()
+             if key != "__metadata__" and info["data_offsets"][0] >= end}  # fmt: skip
+    yield "a gap in the data", safetensors_bytes(header | later, data[:end] + bytes(64) + data[end:]), "gap"
+    yield "two tensors in one place", safetensors_bytes(header | {"twin": good}, data), "overlaps"
     changes: dict[str, object] = {
         "no dtype": {"shape": good["shape"], "data_offsets": good["data_offsets"]},
         "no shape": {"dtype": "BF16", "data_offsets": good["data_offsets"]},
