@@ -81,6 +81,7 @@ class World:
         self.longest_prompt = rng.choice((3, self.max_model_len // 2, self.max_model_len - 1))
         self.longest_output = self.max_model_len
         self.stops = (0, 0, 0, 0, 1)
+        self.scores = rng.choice((0.0, 0.8))
         self.arrivals = 0.3
         self.aborts = rng.choice((0.0, 0.05))
         self.faults = rng.choice((0.0, 0.02))

@@ -201,9 +201,8 @@ class Scheduler:
             try:
                 own_sure, own_possible = self._owed([request])
                 share = 1.0 if is_guarded else self.caution * self.used_share
-                if not self._try_admit(
-                    request, sure + own_sure + math.ceil(share * (possible + own_possible)), plan, now
-                ):
+                num_reserved = sure + own_sure + math.ceil(share * (possible + own_possible))
+                if not self._try_admit(request, num_reserved, plan, now):
                     return
                 own_sure, own_possible = self._owed([request])  # less: it holds blocks now
                 sure, possible = sure + own_sure, possible + own_possible
