@@ -68,13 +68,15 @@ def serve(
     levels: list[tuple[str, float | None, int]] = [(f"rate {each:g}/s", each, 0) for each in rate]
     levels += [(f"concurrency {each}", None, each) for each in concurrency or (() if rate else (1, 8, 32))]
 
+    # Other text at each level: the prefix cache must not know it yet.
+    work = [_requests({**values, "dataset_seed": values["dataset_seed"] + index}) for index in range(len(levels))]
+    warm = _requests({**values, "num_prompts": 2, "dataset_seed": -1})
+
     async def measure() -> list[Summary]:
         name = model or await model_of(target)
-        await closed_loop(target, name, _requests({**values, "num_prompts": 2, "dataset_seed": -1}), 1)
+        await closed_loop(target, name, warm, 1)
         summaries = []
-        for index, (label, per_second, at_once) in enumerate(levels):
-            # Other text at each level: the prefix cache must not know it yet.
-            requests = _requests({**values, "dataset_seed": values["dataset_seed"] + index})
+        for (label, per_second, at_once), requests in zip(levels, work, strict=True):
             with _progress(label, len(requests)) as bar:
 
                 def tick(_: Record, bar: Any = bar) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from octavo.cli.options import args_from, dataclass_options, sampling_options, sampling_values
+from octavo.cli.options import NOT_OURS, args_from, dataclass_options, sampling_options, sampling_values
 from octavo.cli.options import command as make_command
 from octavo.config import AsyncEngineArgs
 from octavo.errors import InvalidRequestError, OctavoError
@@ -46,7 +46,7 @@ class Partner(Protocol):
 @click.option("--api-key", help="sent to that server as a bearer token")
 @click.option("--system", help="a system message to begin with")
 @sampling_options
-@dataclass_options(AsyncEngineArgs, skip=("seed",))
+@dataclass_options(AsyncEngineArgs, skip=(NOT_OURS,))
 def command(model_argument: str | None, url: str | None, api_key: str | None, system: str | None, **values: Any) -> None:
     sampling = {"max_tokens": ANSWER_TOKENS, **sampling_values(values)}
     history: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -55,7 +55,7 @@ def command(model_argument: str | None, url: str | None, api_key: str | None, sy
 
         asyncio.run(_with_server(Target.parse(url, api_key), model_argument, history, sampling))
         return
-    args = args_from(AsyncEngineArgs, values, model_argument)
+    args = args_from(AsyncEngineArgs, values, model_argument, skip=(NOT_OURS,))
     asyncio.run(_with_engine(args, history, sampling))
 
 

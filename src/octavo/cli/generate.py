@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from octavo.cli.options import args_from, dataclass_options, sampling_options, sampling_values
+from octavo.cli.options import NOT_OURS, args_from, dataclass_options, sampling_options, sampling_values
 from octavo.cli.options import command as make_command
 from octavo.config import EngineArgs
 from octavo.errors import ConfigError
@@ -20,12 +20,12 @@ from octavo.errors import ConfigError
 @click.option("--chat/--no-chat", default=False, help="send each prompt as a user's message through the chat template")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object per prompt, with token ids and finish reasons")
 @sampling_options
-@dataclass_options(EngineArgs, skip=("seed",))
+@dataclass_options(EngineArgs, skip=(NOT_OURS,))
 def command(prompts: tuple[str, ...], more_prompts: tuple[str, ...], chat: bool, as_json: bool, **values: Any) -> None:
     texts = [sys.stdin.read() if text == "-" else text for text in (*prompts, *more_prompts)]
     if not texts:
         raise ConfigError('no prompt: say octavo generate "Once upon a time"')
-    args = args_from(EngineArgs, values)
+    args = args_from(EngineArgs, values, skip=(NOT_OURS,))
     given = sampling_values(values)
     import dataclasses
     import secrets

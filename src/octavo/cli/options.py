@@ -50,6 +50,9 @@ NO_SAMPLING_FLAG = {"detokenize", "output_kind"}
 # A checkpoint's generation_config.json may set these.
 FROM_MODEL = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 
+# The engine's own seed serves the class LLM; on a command line, `--seed` is the request's.
+NOT_OURS = "seed"
+
 _ATOMS = {int: click.INT, float: click.FLOAT, str: click.STRING}
 
 
@@ -106,9 +109,10 @@ def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def args_from(cls: Callable[..., A], values: Mapping[str, Any], model: str | None = None) -> A:
-    """The option dataclass filled from click's values; a positional MODEL wins. Raises ConfigError."""
-    chosen = {f.name: values[f.name] for f in dataclasses.fields(cast(Any, cls)) if f.name in values}
+def args_from(cls: Callable[..., A], values: Mapping[str, Any], model: str | None = None, skip: Iterable[str] = ()) -> A:
+    """The option dataclass filled from click's values, but for the fields in `skip`; a positional MODEL wins. Raises ConfigError."""
+    names = {f.name for f in dataclasses.fields(cast(Any, cls))} - set(skip)
+    chosen = {name: value for name, value in values.items() if name in names}
     for name, value in chosen.items():
         if isinstance(value, tuple):
             chosen[name] = list(value)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import args_from, dataclass_options
+from octavo.cli.options import NOT_OURS, args_from, dataclass_options
 from octavo.cli.options import command as make_command
 from octavo.config import AsyncEngineArgs, ServerArgs
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @make_command("serve", "Serve MODEL over HTTP, with OpenAI's API: a folder, a .gguf file, a hub id (org/name) or a built-in name.")
 @click.argument("model_argument", metavar="[MODEL]", required=False)
 @dataclass_options(ServerArgs)
-@dataclass_options(AsyncEngineArgs, skip=("seed",))
+@dataclass_options(AsyncEngineArgs, skip=(NOT_OURS,))
 def command(model_argument: str | None, **values: Any) -> None:
     watch = Stopwatch()
     args = args_from(AsyncEngineArgs, values, model_argument)
@@ -37,6 +37,8 @@ def command(model_argument: str | None, **values: Any) -> None:
     logging.basicConfig(
         level=server_args.log_level.upper(), format="%(levelname)s %(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
     )
+    if server_args.log_level != "debug":
+        logging.getLogger("uvicorn").setLevel("WARNING")  # its greeting is not ours
     from octavo.loader.resolve import resolve_model
 
     source = resolve_model(args.model, revision=args.revision, download_dir=args.download_dir, load_format=args.load_format)

@@ -8,13 +8,16 @@ what the usage in the answers counts, aborted requests included. Knows nothing o
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from octavo.config import AsyncEngineArgs
 from octavo.protocol import StepStats
@@ -75,7 +78,8 @@ class Metrics:
         lengths = token_buckets(client.max_model_len or 1 << 17)
 
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that began to answer.")
-        self.generation_tokens = self._counter("generation_tokens", "Generated tokens delivered.")
+        self.tokens = _TokenTally(self._model)
+        self._registry.register(self.tokens)
         success = Counter(
             "vllm:request_success", "Finished requests.", ["model_name", "finished_reason"], registry=self._registry
         )
@@ -83,7 +87,6 @@ class Metrics:
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS
         )
-        self.gap = self._histogram("inter_token_latency_seconds", "Between tokens of a sequence.", GAP_BUCKETS)
         self.per_token = self._histogram("request_time_per_output_token_seconds", "Mean gap of a request.", GAP_BUCKETS)
         self.latency = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", REQUEST_BUCKETS)
         self.queue_time = self._histogram("request_queue_time_seconds", "Arrival to first step.", REQUEST_BUCKETS)
@@ -145,11 +148,11 @@ class RequestTimer:
         if self._last is None:
             self._begin(output)
         elif num_new_tokens:
-            metrics.gap.observe(now - self._last)
+            metrics.tokens.observe_gap(now - self._last)
         self._last = now
         if num_new_tokens:
             self._num_tokens += num_new_tokens
-            metrics.generation_tokens.inc(num_new_tokens)
+            metrics.tokens.num_generated += num_new_tokens
         if output.finished:
             self.finish(output.outputs[0].finish_reason if output.outputs else "stop")
 
@@ -191,6 +194,36 @@ class RequestTimer:
                 metrics.per_token.observe((last - first) / (self._num_tokens / self._params.n - 1))
 
 
+class _TokenTally(Collector):
+    """What is counted for every token: plain numbers, as the library's locks would cost more than the chunk itself.
+
+    Written and scraped on the event loop's thread only.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self.num_generated = 0
+        self._sum = 0.0
+        self._counts = [0] * (len(GAP_BUCKETS) + 1)
+
+    def observe_gap(self, seconds: float) -> None:
+        """The time between two outputs of a request."""
+        self._counts[bisect_left(GAP_BUCKETS, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ["model_name"]
+        counter = CounterMetricFamily("vllm:generation_tokens", "Generated tokens delivered.", labels=labels)
+        counter.add_metric([self._model], self.num_generated)
+        yield counter
+        histogram = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds", "Between tokens of a request.", labels=labels
+        )
+        bounds = [*map(floatToGoString, GAP_BUCKETS), "+Inf"]
+        histogram.add_metric([self._model], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        yield histogram
+
+
 class _EngineCollector(Collector):
     """The engine's own numbers, as its last step reported them."""
 
@@ -219,6 +252,14 @@ class _EngineCollector(Collector):
             )
             family.add_metric(list(info.values()), 1)
             yield family
+            if stats is not None and stats.num_used_blocks:
+                held = GaugeMetricFamily(
+                    "octavo:kv_slots_used_ratio",
+                    "Share of the allocated KV slots that hold a token.",
+                    labels=["model_name"],
+                )
+                held.add_metric([model], stats.num_kv_tokens / (stats.num_used_blocks * ready.block_size))
+                yield held
 
     @staticmethod
     def _gauges(stats: StepStats, model: str) -> Iterable[Metric]:

@@ -98,6 +98,10 @@ def test_a_model_behind_the_command_wins() -> None:
     assert args_from(EngineArgs, {"model": "a"}, "b").model == "b"
 
 
+def test_an_option_that_two_things_have_can_be_left_out() -> None:
+    assert args_from(EngineArgs, {"seed": None, "max_num_seqs": 3}, skip=("seed",)) == EngineArgs(max_num_seqs=3)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
