@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import httpx
@@ -45,6 +46,7 @@ TEMPLATE = (
 )
 
 
+@lru_cache
 def byte_tokenizer(bos: int | None = BOS, template: str | None = TEMPLATE) -> tokenizer_module.Tokenizer:
     """One token per byte, in the byte-level alphabet of GPT-2, and four special ones."""
     alphabet = {byte: char for char, byte in tokenizer_module.BYTE_OF_CHARACTER.items()}
@@ -84,7 +86,7 @@ class Running:
 class FakeEngine:
     """A Transport whose engine is this object. What a prompt says decides what happens to it:
 
-    `#say TEXT#` answers TEXT and the end of sequence; `#fail N#` fails after N tokens; `#full#` is refused as overloaded;
+    `#say TEXT#` answers TEXT and the end of sequence; `#fail N#` fails after N tokens; `#full#` is refused as overloaded, `#pool#` as too long;
     `#hold#` waits until `release()`. Everything else answers letters that depend on prompt, seed and position.
     """
 
@@ -130,8 +132,9 @@ class FakeEngine:
 
     def _take(self, request: EngineCoreRequest) -> None:
         text = self.text_of(request)
-        if "#full#" in text:
-            error = OutputError(ErrorKind.OVERLOADED, "the queue is full")
+        if "#full#" in text or "#pool#" in text:
+            full = OutputError(ErrorKind.OVERLOADED, "the queue is full")
+            error = full if "#full#" in text else OutputError(ErrorKind.CONTEXT_LENGTH, "needs 900 blocks of 512")
             self._refused.append(EngineCoreOutput(request.request_id, [], FinishReason.ERROR, error=error))
             return
         said = text.partition("#say ")[2].partition("#")[0] if "#say " in text else None

@@ -463,6 +463,16 @@ async def test_queue_full(served: Served, path: str, stream: bool) -> None:
 
 
 @STREAMED
+@GENERATING
+async def test_more_than_the_pool_ever_holds(served: Served, path: str, stream: bool) -> None:
+    large = {"prompt": "#pool#"} if path == COMPLETIONS else user("#pool#")
+    response = await served.post(path, {**BASE[path], "stream": stream, **large})
+    info = check_error(response.content)
+    assert (response.status_code, info.code) == (400, "context_length_exceeded")
+    assert info.param == ("prompt" if path == COMPLETIONS else "messages")
+
+
+@STREAMED
 async def test_one_of_several_prompts_is_refused(served: Served, stream: bool) -> None:
     body = {**BASE[COMPLETIONS], "prompt": ["#hold#", "#full#"], "stream": stream}
     assert (await served.post(COMPLETIONS, body)).status_code == 503

@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from played_engine import MODEL, Served
+from test_bad_inputs import check_error
 
 from octavo.errors import InvalidRequestError
 from octavo.server.errors import ApiError
@@ -76,3 +78,18 @@ def test_any_prompt(prompt: Any) -> None:
 def test_forms_of_prompt(prompt: Any, expected: list[Any]) -> None:
     for text in (json.dumps(prompt), "\n " + json.dumps(prompt, indent=2) + " "):
         assert read_prompts(msgspec.Raw(text.encode())) == expected
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["/v1/completions", "/v1/chat/completions"]),
+    st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4),
+)
+async def test_no_values_are_a_fault_of_the_server(served: Served, path: str, fields: dict[str, Any]) -> None:
+    good = {"model": MODEL, "prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    body = json.dumps({**good, **fields}).encode()
+    response = await served.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code < 500, response.text
+    if response.status_code != 200:
+        check_error(response.content)
+    assert not served.engine.running

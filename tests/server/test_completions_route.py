@@ -235,5 +235,16 @@ async def test_special_tokens_of_prompts(served: Served) -> None:
 
 
 async def test_a_long_prompt_is_encoded_beside_the_loop(served: Served) -> None:
-    answer = await served.post(PATH, body(prompt="x" * 40_000))
-    assert answer.status_code == 400 and "40000" in answer.json()["error"]["message"]
+    answer = await served.post(PATH, body(prompt="x" * 20_000))
+    assert answer.status_code == 400 and "20000 tokens" in answer.json()["error"]["message"]
+    await whole(served, prompt="x" * 20_000, truncate_prompt_tokens=5)
+    assert served.engine.seen[-1].prompt_token_ids == list(b"xxxxx")
+
+
+async def test_what_cannot_fit_is_not_encoded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest token is `<|im_start|>`, 12 bytes: so many bytes are more tokens than the context, whatever they are."""
+    monkeypatch.setattr(served.client.tokenizer, "encode", None)
+    answer = await served.post(PATH, body(prompt="x" * 30_000))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "at least 2500 tokens" in error["message"] and "2048" in error["message"]

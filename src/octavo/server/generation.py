@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from octavo.errors import EngineDeadError, OctavoError, RequestFailedError
+from octavo.errors import EngineDeadError, InvalidRequestError, OctavoError, RequestFailedError
 from octavo.sampling_params import SamplingParams
 from octavo.server.answers import PromptTokensDetails, Usage
 from octavo.server.asgi import Request
 from octavo.server.metrics import RequestTimer
-from octavo.server.render import Prompt
+from octavo.server.render import Prompt, renamed
 from octavo.server.schema import SamplingFields
 from octavo.server.state import ServerState
 
@@ -64,6 +64,9 @@ class Generation:
                     for index, output in batch:
                         self._count(index, output)
                     yield batch
+        except InvalidRequestError as exc:
+            outcome = None
+            raise renamed(exc, self._body) from None
         except OctavoError as exc:
             outcome = "error" if isinstance(exc, (RequestFailedError, EngineDeadError)) else None
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ MAX_CACHE_SALT = 1024
 # What a request says elsewhere, or may not say at all.
 TEMPLATE_ARGUMENTS = RESERVED | {"chat_template", "tokenize"}
 
-# Texts above this many characters are encoded beside the event loop, so that other streams go on.
+# Texts above this many characters are rendered and encoded beside the event loop, so that other streams go on.
 LONG_TEXT = 16_384
 
 _COPIED = (
@@ -62,6 +63,9 @@ async def completion_prompts(state: ServerState, body: CompletionRequest, n: int
             "prompt", "array_above_max_length",
         )  # fmt: skip
     special = body.add_special_tokens is not False
+    for item in given:
+        if isinstance(item, str):
+            await check_length(state, item, body, "prompt")
     prompts = [
         Prompt(await encode(state, item, special, "prompt"), item) if isinstance(item, str) else Prompt(list(item))
         for item in given
@@ -110,11 +114,27 @@ def _decode(decoder: msgspec.json.Decoder[Any], data: bytes) -> Any:
 
 
 async def encode(state: ServerState, text: str, add_special_tokens: bool, param: str) -> list[int]:
-    """Token ids of `text`; a long one is encoded in a thread."""
+    """Token ids of `text`; a long one is encoded in a thread. Raises InvalidRequestError for text that is no Unicode."""
     tokenizer = state.client.tokenizer
     if len(text) <= LONG_TEXT:
         return tokenizer.encode(text, add_special_tokens, param=param)
     return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens, param=param)
+
+
+async def check_length(state: ServerState, text: str, body: SamplingFields, param: str) -> None:
+    """Refuses text that cannot fit the context however it is encoded, so that nobody can have megabytes encoded for nothing."""
+    longest = state.client.max_model_len
+    if longest is None or len(text) <= LONG_TEXT or body.truncate_prompt_tokens is not None:
+        return
+    tokenizer = state.client.tokenizer
+    longest_token = await asyncio.to_thread(
+        lambda: tokenizer.max_token_bytes
+    )  # the first time it looks at the whole vocabulary
+    fewest = len(text.encode("utf-8", "replace")) // longest_token
+    if fewest >= longest:
+        raise ContextLengthError(
+            f"{param}: at least {fewest} tokens, but the model's context is {longest} tokens; shorten the prompt", param
+        )
 
 
 def check_token_ids(state: ServerState, token_ids: Sequence[int], param: str) -> None:
@@ -157,7 +177,13 @@ async def chat_prompt(
     for name in kwargs:
         if name in TEMPLATE_ARGUMENTS or name in state.client.tokenizer.special_tokens:
             raise invalid(f"chat_template_kwargs: {name} is not the template's to be told here", "chat_template_kwargs")
-    text = state.chat_template.render(messages, add_generation_prompt=opens, continue_final_message=continues, **kwargs)
+    render = partial(
+        state.chat_template.render, messages, add_generation_prompt=opens, continue_final_message=continues, **kwargs
+    )
+    is_long = sum(len(message["content"]) for message in messages) > LONG_TEXT
+    text = await asyncio.to_thread(render) if is_long else render()
+    if isinstance(body, ChatCompletionRequest):
+        await check_length(state, text, body, "messages")
     return Prompt(await encode(state, text, bool(body.add_special_tokens), "messages"), text)
 
 

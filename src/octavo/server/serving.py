@@ -129,6 +129,7 @@ class _Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             root_path=args.root_path,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=1,
