@@ -1,6 +1,7 @@
 """What one step of the engine room costs: schedule and update at a batch of 32 decodes.
 
-Over the number of waiting requests and of KV blocks, because neither may matter. Prints a table of microseconds (median of
+Over the number of waiting requests and of KV blocks, because neither may matter, and for both reasons to wait: no seat is left, or
+the front of the queue does not fit the memory (which is found out anew in every step). Prints a table of microseconds (median of
 `--steps` steps) and, with --json FILE, writes the same figures. No runner: a made-up token for each request.
 
     python benchmarks/scheduler.py [--batch 32] [--steps 300] [--json FILE]
@@ -16,30 +17,33 @@ from time import perf_counter
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.core import EngineCore
+from octavo.engine.scheduler import MAX_PREEMPTIONS
 from octavo.protocol import EngineCoreRequest, ModelRunnerOutput, SampledToken, SchedulerOutput
 from octavo.sampling_params import SamplingParams
 
 WAITING = (10, 1_000, 10_000)
 BLOCKS = (1_000, 100_000, 1_000_000)
+BLOCK_SIZE = 16
 PROMPT_TOKENS = 100
 SLACK = 50  # steps until all prompts are computed, and some more
 
 
-def build(batch: int, num_waiting: int, num_blocks: int, steps: int) -> EngineCore:
-    """An engine with `batch` running requests that will not end, and `num_waiting` more for which no seat is left."""
-    core = EngineCore(
-        SchedulerConfig(
-            max_num_seqs=batch,
-            max_num_batched_tokens=2048,
-            max_model_len=1 << 20,
-            max_num_queued_requests=num_waiting,
-        ),
-        CacheConfig(block_size=16, num_blocks=num_blocks),
+def build(batch: int, num_waiting: int, num_blocks: int, steps: int, is_full_of_seats: bool) -> EngineCore:
+    """An engine with `batch` running requests that will not end, and `num_waiting` more that will not be admitted."""
+    limits = SchedulerConfig(
+        max_num_seqs=batch if is_full_of_seats else batch + 1,
+        max_num_batched_tokens=2048,
+        max_model_len=1 << 30,
+        max_num_queued_requests=num_waiting,
     )
-    params = SamplingParams(max_tokens=steps + SLACK)
+    core = EngineCore(limits, CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks))
+    runs = SamplingParams(max_tokens=steps + SLACK)
+    waits = SamplingParams(max_tokens=num_blocks * BLOCK_SIZE - PROMPT_TOKENS)
     for i in range(batch + num_waiting):
         prompt = [(i * 7919 + j) % 50_000 for j in range(PROMPT_TOKENS)]
-        core.add(EngineCoreRequest(f"r{i}", prompt, params, [2], [2], float(i)), 0.0)
+        core.add(EngineCoreRequest(f"r{i}", prompt, runs if i < batch else waits, [2], [2], float(i)), 0.0)
+    # A guarded request needs its worst case free, which is the whole pool: it waits until all others have ended.
+    core.requests[f"r{batch}"].num_preemptions = MAX_PREEMPTIONS
     return core
 
 
@@ -49,7 +53,8 @@ def answer(plan: SchedulerOutput) -> ModelRunnerOutput:
 
 def measure(core: EngineCore, batch: int, steps: int) -> tuple[float, float]:
     """Median microseconds of schedule and of update, over steps in which all of the batch decode."""
-    schedule_us, update_us = [], []
+    schedule_us: list[float] = []
+    update_us: list[float] = []
     while len(schedule_us) < steps:
         t0 = perf_counter()
         plan = core.schedule(t0)
@@ -73,18 +78,17 @@ def main() -> None:
     args = parser.parse_args()
 
     rows = []
-    print(f"{'waiting':>9} {'blocks':>9} {'schedule us':>12} {'update us':>10} {'both us':>9}")
-    for num_waiting in WAITING:
-        for num_blocks in BLOCKS:
-            core = build(args.batch, num_waiting, num_blocks, args.steps)
-            schedule_us, update_us = measure(core, args.batch, args.steps)
-            both_us = schedule_us + update_us
-            print(
-                f"{num_waiting:>9} {num_blocks:>9} {schedule_us:>12.1f} {update_us:>10.1f} {both_us:>9.1f}", flush=True
-            )
-            rows.append(
-                {"waiting": num_waiting, "blocks": num_blocks, "schedule_us": schedule_us, "update_us": update_us}
-            )
+    print(f"{'wait for':>9} {'waiting':>9} {'blocks':>9} {'schedule us':>12} {'update us':>10} {'both us':>9}")
+    for is_full_of_seats in (True, False):
+        for num_waiting in WAITING:
+            for num_blocks in BLOCKS:
+                core = build(args.batch, num_waiting, num_blocks, args.steps, is_full_of_seats)
+                schedule_us, update_us = measure(core, args.batch, args.steps)
+                wait_for = "a seat" if is_full_of_seats else "memory"
+                figures = f"{schedule_us:>12.1f} {update_us:>10.1f} {schedule_us + update_us:>9.1f}"
+                print(f"{wait_for:>9} {num_waiting:>9} {num_blocks:>9} {figures}", flush=True)
+                row = {"wait_for": wait_for, "waiting": num_waiting, "blocks": num_blocks}
+                rows.append({**row, "schedule_us": schedule_us, "update_us": update_us})
     if args.json:
         args.json.write_text(json.dumps({"batch": args.batch, "rows": rows}, indent=2) + "\n")
 

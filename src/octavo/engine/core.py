@@ -257,9 +257,10 @@ class EngineCore:
             raise InvariantError(
                 f"{len(self.requests)} requests, but {len(s.running)} running and {len(s.waiting)} waiting"
             )
+        running = {r.request_id for r in s.running}
         for r in self.requests.values():
             reach = r.num_computed_tokens + r.num_in_flight_tokens
-            if (r.status is RequestStatus.RUNNING) != (r in s.running):
+            if (r.status is RequestStatus.RUNNING) != (r.request_id in running):
                 raise InvariantError(f"{r.request_id} is {r.status}, but not among the running, or the reverse")
             if len(r.block_table) != num_blocks_for(reach, self.block_size):
                 raise InvariantError(f"{r.request_id} holds {len(r.block_table)} blocks for {reach} tokens")

@@ -129,7 +129,7 @@ class Request:
         for i in range(len(hashes), num_blocks):
             parent = hashes[-1] if hashes else hash_root(self.message.cache_salt)
             hashes.append(hash_block(parent, self.token_ids[i * block_size : (i + 1) * block_size]))
-        return hashes[:num_blocks]
+        return hashes if len(hashes) == num_blocks else hashes[:num_blocks]
 
     def to_new_request(self) -> NewRequest:
         """What the runner must be told before the first step. The output is copied: the original grows."""

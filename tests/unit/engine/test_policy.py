@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_driver import make_request
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.engine.policy import WaitingQueue, order_key
@@ -88,6 +88,7 @@ def test_what_has_finished_does_not_pile_up() -> None:
     assert drain(queue) == ["r0"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["push", "pop", "finish"]), st.integers(0, 9)), max_size=60))
 def test_queue_equals_a_sorted_list(operations: list[tuple[str, int]]) -> None:
     queue, model = WaitingQueue(), []
