@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from error_bodies import check_error
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from played_engine import MODEL, Served
-from test_bad_inputs import check_error
 
 from octavo.errors import InvalidRequestError
 from octavo.server.errors import ApiError

@@ -18,11 +18,12 @@ import httpx
 import openai
 import played_engine
 import pytest
+from error_bodies import BASE, CHAT, COMPLETIONS, check_error
 from played_engine import MODEL, Served, Server
-from test_bad_inputs import BASE, CHAT, COMPLETIONS, check_error
 
 from octavo.config import ServerArgs
 from octavo.errors import ConfigError, EngineDeadError
+from octavo.server import sse
 from octavo.server.serving import open_socket, serve
 
 
@@ -247,6 +248,30 @@ async def test_a_steps_tokens_of_a_stream_are_one_write(live: Listening, monkeyp
     with_text = [data for data in reads if b'"content"' in data]
     assert len(with_text) == 3, "12 tokens of 3 choices in steps of 4 are 3 writes"
     assert b'"role"' in with_text[0] and b'"content":"' in with_text[0]
+
+
+async def test_a_queued_stream_begins_after_a_while(live: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refusals are statuses, but nobody waits for headers for as long as a queue may last; proxies see that it lives."""
+    monkeypatch.setattr(sse, "HEADERS_AFTER", 0.03)
+    monkeypatch.setattr(sse, "COMMENT_EVERY", 0.03)
+    for prompt, release in (("#hold# #say yes#", True), ("#hold# #fail 0#", True), ("#hold#", False)):
+        live.engine.held = True
+        async with httpx.AsyncClient(base_url=live.url, timeout=10) as http:
+            body = {**BASE[COMPLETIONS], "prompt": prompt, "stream": True}
+            async with http.stream("POST", COMPLETIONS, json=body) as response:
+                assert response.status_code == 200
+                lines = response.aiter_lines()
+                assert [await anext(lines), await anext(lines), await anext(lines)] == [": waiting", "", ": waiting"]
+                if not release:
+                    continue
+                live.engine.release()
+                rest = [line async for line in lines if line.startswith("data")]
+                if "fail" in prompt:
+                    check_error(rest[-1].removeprefix("data: ").encode())
+                else:
+                    assert rest[-1] == "data: [DONE]" and '"text":"y"' in rest[0]
+    await live.until(lambda: not live.engine.running)
+    assert len(live.engine.aborted) == 1
 
 
 # --- clients that leave ---

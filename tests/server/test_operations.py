@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 from typing import Any
 
 import msgspec
 import pytest
+from error_bodies import BASE, CHAT, COMPLETIONS, check_error
 from played_engine import CONTEXT, MODEL, Served, Server
 from prometheus_client.parser import text_string_to_metric_families
-from test_bad_inputs import BASE, CHAT, COMPLETIONS, check_error
 
 from octavo.server.app import routes
 from octavo.server.docs import Documents, example
@@ -225,6 +226,27 @@ async def test_scrape_before_the_engine_is_there(server: Server) -> None:
     served = await server(start=False)
     samples = await scrape(served)
     assert "vllm:num_requests_running" not in samples and samples["vllm:prompt_tokens_total"] == 0
+
+
+# --- logs ---
+
+
+async def test_logs_hold_labels_and_counts_and_no_text(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    quiet = await server(api_key=["sesame"])
+    headers = {"authorization": "Bearer sesame", "x-request-id": "label-1"}
+    private = {"prompt": "#say verysecret# myprivatetext", "max_tokens": 50}
+    await quiet.post(COMPLETIONS, {**BASE[COMPLETIONS], **private}, headers=headers)
+    assert not [record for record in caplog.records if record.name == "octavo.server"]
+
+    loud = await server(engine={"enable_log_requests": True}, api_key=["sesame"])
+    await loud.post(COMPLETIONS, {**BASE[COMPLETIONS], **private}, headers=headers)
+    await loud.post(COMPLETIONS, {**BASE[COMPLETIONS], "prompt": "#fail 1# myprivatetext"}, headers=headers)
+    await loud.post(COMPLETIONS, {**BASE[COMPLETIONS], "prompt": "myprivatetext", "n": 0}, headers=headers)
+    lines = [record.getMessage() for record in caplog.records if record.name == "octavo.server"]
+    assert any("200 label-1 11 tokens" in line for line in lines)
+    assert any("500 label-1" in line for line in lines) and any("400 label-1" in line for line in lines)
+    assert not any(word in caplog.text for word in ("myprivatetext", "verysecret", "sesame"))
 
 
 # --- the rest ---

@@ -6,8 +6,11 @@ Knows which function answers which route, and nothing of what they do.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
+
+import jinja2
 
 from octavo import __version__
 from octavo.config import AsyncEngineArgs, ServerArgs
@@ -21,6 +24,7 @@ from octavo.server.exchange import Exchange, Stop
 from octavo.server.metrics import Metrics
 from octavo.server.state import ServerState, fingerprint
 from octavo.tokenizer.chat_template import ChatTemplate
+from octavo.tokenizer.vocabulary import DEFAULT_TEMPLATE
 
 if TYPE_CHECKING:
     from octavo.client.client import EngineClient
@@ -64,6 +68,13 @@ class App:
             await Exchange(self.state, self._router, scope, receive, send).run()
         elif scope["type"] == "lifespan":
             await _lifespan(receive, send)
+
+    async def warm(self) -> None:
+        """Does once what the first chat request would otherwise wait for. A template that is wrong is told to who uses it."""
+        template = self.state.chat_template
+        if template is not None and DEFAULT_TEMPLATE in template.templates:
+            with contextlib.suppress(jinja2.TemplateError, RecursionError):
+                await asyncio.to_thread(template.compiled, DEFAULT_TEMPLATE)
 
     async def drain(self, timeout: float) -> bool:
         """Refuses new work from now on and lets running requests end for `timeout` seconds; those left then get an error.

@@ -184,6 +184,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def _watch_engine(self) -> None:
+        await self._app.warm()
         while not self._app.state.client.errored:
             await asyncio.sleep(WATCH)
         self.should_exit = True
