@@ -21,10 +21,10 @@ from octavo.client.intake import Asked, Family, Intake, PromptType
 from octavo.client.outputs import OutputProcessor, RequestOutput
 from octavo.client.transport import InlineTransport
 from octavo.config import DEFAULT_MODEL, EngineArgs
-from octavo.errors import ConfigError, InvalidRequestError, OctavoError
+from octavo.errors import ConfigError, EngineDeadError, InvalidRequestError, OctavoError
 from octavo.host.build import build_engine
 from octavo.host.channel import InlineChannel
-from octavo.host.loop import Loop
+from octavo.host.loop import EngineBroken, Loop
 from octavo.loader.hf_config import load_generation_config
 from octavo.loader.resolve import resolve_model
 from octavo.protocol import Abort, EngineReady, ResetPrefixCache, StepStats
@@ -264,7 +264,11 @@ class LLM:
     def _step(self) -> list[RequestOutput]:
         """One turn of the engine; the requests that it finished. Raises the error of one that failed."""
         finished: list[RequestOutput] = []
-        for outputs in self._transport.step():
+        try:
+            messages = self._transport.step()
+        except EngineBroken as error:
+            raise EngineDeadError(str(error)) from error
+        for outputs in messages:
             self._stats = outputs.stats
             processed = self._processor.process(outputs)
             self._num_live -= sum(output.finish_reason is not None for output in outputs.outputs) + len(processed.aborts)

@@ -146,7 +146,6 @@ class Supervisor:
 
     def _up(self) -> None:
         self._last_message = self._clock()
-        self._longest_step = 0.0
         self.state = EngineState.UP
 
     def _count_restart(self, ended: EngineEnded) -> None:

@@ -36,9 +36,14 @@ GC_THRESHOLDS = (20_000, 20, 20)
 class Engine(Protocol):
     """What a builder returns: the two halves of an engine, and what the client needs to know of them."""
 
-    core: EngineCore
-    runner: Runner
-    ready: EngineReady
+    @property
+    def core(self) -> EngineCore: ...
+
+    @property
+    def runner(self) -> Runner: ...
+
+    @property
+    def ready(self) -> EngineReady: ...
 
 
 Builder = Callable[[EngineArgs, str], Engine]
