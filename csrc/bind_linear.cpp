@@ -8,12 +8,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
-#include <sys/mman.h>
 
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -30,52 +28,7 @@ namespace octavo {
 
 namespace {
 
-constexpr size_t kHugePage = size_t(2) << 20;
 constexpr int64_t kMaxSide = int64_t(1) << 40;  // far beyond any layer; products of sizes stay within 64 bits below it
-
-struct KindName {
-  WeightKind kind;
-  const char* name;
-};
-constexpr KindName kKinds[] = {
-    {WeightKind::f32, "f32"}, {WeightKind::bf16, "bf16"}, {WeightKind::f16, "f16"}, {WeightKind::w8, "w8"}, {WeightKind::w4, "w4"}};
-
-}  // namespace
-
-const char* kind_name(WeightKind kind) {
-  for (const KindName& k : kKinds)
-    if (k.kind == kind) return k.name;
-  return "?";
-}
-
-WeightKind kind_of(const std::string& name) {
-  std::string choices;
-  for (const KindName& k : kKinds) {
-    if (name == k.name) return k.kind;
-    choices += (choices.empty() ? "" : ", ") + std::string(k.name);
-  }
-  throw std::invalid_argument("unknown weight kind '" + name + "'; known: " + choices);
-}
-
-WeightBuffer::WeightBuffer(size_t bytes) {
-  const size_t page = bytes >= kHugePage ? kHugePage : 4096;
-  // A mapping aligned to its page: mapped with room, cut to size.
-  mapped_ = (bytes + page - 1) / page * page;
-  void* p = mmap(nullptr, mapped_ + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) throw std::bad_alloc();
-  const uintptr_t start = reinterpret_cast<uintptr_t>(p), aligned = (start + page - 1) / page * page;
-  if (aligned > start) munmap(p, aligned - start);
-  const uintptr_t end = start + mapped_ + page;
-  if (end > aligned + mapped_) munmap(reinterpret_cast<void*>(aligned + mapped_), end - aligned - mapped_);
-  data_ = reinterpret_cast<uint8_t*>(aligned);
-#if defined(MADV_HUGEPAGE)
-  if (page == kHugePage) madvise(data_, mapped_, MADV_HUGEPAGE);  // a wish: refused where huge pages are off
-#endif
-}
-
-WeightBuffer::~WeightBuffer() { munmap(data_, mapped_); }
-
-namespace {
 
 void require(bool ok, const std::string& what) {
   if (!ok) throw nb::value_error(what.c_str());

@@ -1,6 +1,7 @@
 // A linear layer's packed weights as a Python object (octavo._native.PackedWeight): owns the bytes that a PackedW points to.
 #pragma once
 #include <cstddef>
+#include <memory>
 #include <string>
 
 #include "kernels.h"
@@ -10,18 +11,17 @@ namespace octavo {
 const char* kind_name(WeightKind kind);
 WeightKind kind_of(const std::string& name);  // throws std::invalid_argument with the choices
 
-// Aligned memory for weights, in huge pages where it is large and the system grants them.
+// Zeroed, 64-byte aligned memory for weights, in huge pages where the system grants them: a decode step streams over all of a
+// model's weights, and small pages would cost it translations. Small buffers share mappings; a copy shares the memory.
 class WeightBuffer {
  public:
-  explicit WeightBuffer(size_t bytes);  // zeroed; throws std::bad_alloc
-  ~WeightBuffer();
-  WeightBuffer(const WeightBuffer&) = delete;
-  WeightBuffer& operator=(const WeightBuffer&) = delete;
+  explicit WeightBuffer(size_t bytes);  // throws std::bad_alloc
   uint8_t* data() const { return data_; }
 
  private:
+  struct Mapping;
+  std::shared_ptr<Mapping> mapping_;
   uint8_t* data_;
-  size_t mapped_;
 };
 
 struct PackedWeight {
