@@ -143,8 +143,10 @@ def safetensors_cases() -> Iterator[Case]:
     start = len(whole) - len(data)
     for cut in (1, 7, 8, 9, start // 2, start - 1, start, start + 1, len(whole) - len(data) // 2, len(whole) - 1):
         yield f"cut at {cut}", whole[:cut], ""
-    for length in (0, 1, start, len(whole), 33 << 20, *HUGE):
-        yield f"header length {length}", u64(length) + whole[8:], "header"
+    for length in (0, 1, start, len(whole) - 7, len(whole), 33 << 20, *HUGE):
+        word = f"header: its length {length} exceeds the file" if length > len(whole) - 8 else "header"
+        yield f"header length {length}", u64(length) + whole[8:], word
+    yield "header of 33 MiB", u64(33 << 20) + bytes(33 << 20), "header: its length 34603008 exceeds 33554432"
     yield "bytes after the end", whole + b"\0", "follow"
     yield from json_cases(header, data)
     yield from safetensors_tensors(header, data)
@@ -187,7 +189,8 @@ def safetensors_tensors(header: dict, data: bytes) -> Iterator[Case]:
                     [len(data), len(data) + end - begin]):  # fmt: skip
         changes[f"offsets {offsets}"] = good | {"data_offsets": offsets}
     for label, info in changes.items():
-        yield label, safetensors_bytes(header | {name: info}, data), ""
+        word = "shape must be" if any(kind in label for kind in ("True", "64.0", "'64'", "-64", "2**63")) else ""
+        yield label, safetensors_bytes(header | {name: info}, data), word
 
 
 def random_bytes() -> Iterator[tuple[str, bytes]]:

@@ -206,6 +206,13 @@ def test_rows_of_q_and_k_are_put_back(tmp_path: Path, rng: np.random.Generator, 
     assert np.array_equal(checkpoint.vector(f"model.layers.0.self_attn.{module}.bias", rows), bias)
 
 
+def test_rows_that_heads_do_not_divide_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    model = with_tensor(tiny_llama(), "blk.0.attn_k.weight", rng.standard_normal((33, 64), np.float32))
+    source = gguf_source(tmp_path, model)
+    with pytest.raises(ModelFileError, match=r"m.gguf: tensor 'blk.0.attn_k.weight': has 33 rows, .* 1 heads of 32"):
+        loaded(source, build_model(load_hf_config(source)))
+
+
 def test_other_rows_stay(tmp_path: Path) -> None:
     source = gguf_source(tmp_path, model := tiny_llama())
     checkpoint = open_checkpoint(source, load_hf_config(source))
