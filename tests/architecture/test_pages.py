@@ -7,8 +7,9 @@ import shlex
 import tomllib
 from pathlib import Path
 
-import octavo
 import pytest
+
+import octavo
 from octavo.cli.__main__ import COMMANDS
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ COMMANDS = {
     "chat": "Talk with a model in the terminal.",
     "bench": "Measure a server, or the engine in this process.",
     "pull": "Fetch a model into the cache and print its path.",
-    "version": "Print the version and the instruction sets of this build.",
+    "version": "Print the version.",
 }
 
 USER_MISTAKE = 2

@@ -17,7 +17,7 @@ def command(verbose: bool) -> None:
         from importlib.metadata import PackageNotFoundError, version
 
         click.echo(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
-        for name in ("numpy", "msgspec", "tokenizers", "fastapi", "uvicorn", "pyzmq", "huggingface_hub"):
+        for name in ("numpy", "msgspec", "tokenizers", "jinja2", "uvicorn", "uvloop", "huggingface_hub"):
             try:
                 click.echo(f"{name} {version(name)}")
             except PackageNotFoundError:
