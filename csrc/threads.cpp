@@ -25,8 +25,10 @@ inline void relax() {
 #endif
 }
 
-// About 30 microseconds of pauses between instructions of one run: longer than any gap that a balanced instruction leaves.
-constexpr int kBarrierSpins = 4096;
+// Some microseconds: longer than the gap that a balanced instruction leaves. Then the CPU is offered to others at each look (which costs next to
+// nothing when nobody wants it): the thread that is waited for may need this very CPU, and where it shares one with the waiting thread,
+// every further spin is added to every instruction.
+constexpr int kBarrierSpins = 256;
 // Between two steps a worker waits for Python, some 100 microseconds: it spins that long before it sleeps.
 constexpr int kIdleSpins = 1 << 14;
 
