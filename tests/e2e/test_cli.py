@@ -88,6 +88,21 @@ def test_the_curl_line_works_as_it_is_printed(server: Server) -> None:
     assert answer["choices"][0]["text"]
 
 
+def test_what_the_readme_says_works(server: Server) -> None:
+    """Each Python block, and the curl line, with the test server's address in place of the default one."""
+    text = (ROOT / "README.md").read_text().replace("http://127.0.0.1:8000", server.url)
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        result = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=120, cwd=ROOT)
+        assert result.returncode == 0, block + result.stderr
+        assert result.stdout.strip(), block
+    curl = next(block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if block.startswith("curl "))
+    words = shlex.split(curl.replace("\\\n", " "))
+    answer = post(words[1], words[words.index("-d") + 1].encode(), {"Content-Type": "application/json"})
+    assert answer["choices"][0]["message"]["content"]
+
+
 def test_a_load_run_and_its_kv_utilisation(server: Server) -> None:
     words = ["bench", "serve", "--url", server.url, "-c", "4", "--num-prompts", "8", "--input-len", "10:90", "--output-len", "16:32"]
     result = octavo(*words, "--json")
