@@ -19,6 +19,7 @@ namespace octavo::OCTAVO_NS {
 
 constexpr int kMaxTiles = 4;    // panels computed before an epilogue
 constexpr int kMaxChunk = 64;   // rows likewise
+constexpr size_t kAhead = 2048;  // bytes that a single row asks for in advance; panels follow each other in memory
 constexpr int64_t kAccRow = kMaxTiles * kLanes;
 constexpr size_t kAccBytes = size_t(kMaxChunk) * kAccRow * 4;
 

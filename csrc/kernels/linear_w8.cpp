@@ -25,8 +25,7 @@ struct Panels {
     return load_f16(reinterpret_cast<const uint16_t*>(group(t, g) + at) + part * kLanes);
   }
   inline void prefetch(int64_t g) const {
-    for (int t = 0; t < NT; ++t)
-      for (size_t line = 0; line < group_bytes; line += 64) __builtin_prefetch(group(t, g) + 2048 + line);
+    for (size_t line = 0; line < group_bytes; line += 64) __builtin_prefetch(group(0, g) + kAhead + line);
   }
 };
 
@@ -97,8 +96,8 @@ class W8Kernel {
   }
 
   void run(const uint8_t* const* panels, int count, int64_t row, int64_t rows, float* acc) {
-    if (rows == 1) {
-      with_rows<kMaxTiles>(count, [&](auto nt) { tile<1, nt.value, kParts, kMins>(bind<nt.value>(panels), rows_at(row), acc); });
+    if (rows == 1) {  // bound by memory, which is fastest as one stream: panel after panel, not side by side
+      for (int t = 0; t < count; ++t) tile<1, 1, kParts, kMins>(bind<1>(panels + t), rows_at(row), acc + t * kLanes);
       return;
     }
     for (int t = 0; t < count; t += kTileCols)
