@@ -83,10 +83,10 @@ class CpuProgram:
         return self._packed[id(weight)]
 
     def _array(self, array: NDArray[np.float32] | None) -> F32:
-        """Contiguous, and kept alive as long as the program."""
+        """A copy that lives as long as the program: a view would keep the whole mapped file."""
         if array is None:
             return _NONE
-        kept = np.ascontiguousarray(array, np.float32)
+        kept = np.array(array, np.float32)
         self._keep.append(kept)
         return kept
 
