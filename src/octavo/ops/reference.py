@@ -54,12 +54,12 @@ class ReferenceBackend:
 
     def rms_norm(self, x_TD: F32, weight_D: F32, eps: float) -> F32:
         mean = np.mean(x_TD * x_TD, axis=-1, keepdims=True, dtype=np.float32)
-        return x_TD / np.sqrt(mean + np.float32(eps)) * weight_D
+        return np.asarray(x_TD / np.sqrt(mean + np.float32(eps)) * weight_D, np.float32)
 
     def layer_norm(self, x_TD: F32, weight_D: F32, bias_D: F32 | None, eps: float) -> F32:
         centred = x_TD - np.mean(x_TD, axis=-1, keepdims=True, dtype=np.float32)
         var = np.mean(centred * centred, axis=-1, keepdims=True, dtype=np.float32)
-        y = centred / np.sqrt(var + np.float32(eps)) * weight_D
+        y = np.asarray(centred / np.sqrt(var + np.float32(eps)) * weight_D, np.float32)
         return y if bias_D is None else y + bias_D
 
     def head_norm(self, x_TN: F32, weight_H: F32, eps: float) -> F32:

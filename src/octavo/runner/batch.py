@@ -29,5 +29,11 @@ def build_batch(scheduled: Sequence[ScheduledRequest], block_size: int) -> Batch
         query_start.append(len(ids))
         seq_lens.append(end)
         table[s, : len(blocks)] = blocks
-    arrays = (np.array(values, np.int32) for values in (ids, positions, slots, query_start, seq_lens))
-    return Batch(*arrays, table)
+    return Batch(
+        input_ids_T=np.array(ids, np.int32),
+        positions_T=np.array(positions, np.int32),
+        slot_mapping_T=np.array(slots, np.int32),
+        query_start_S=np.array(query_start, np.int32),
+        seq_lens_S=np.array(seq_lens, np.int32),
+        block_table_SB=table,
+    )

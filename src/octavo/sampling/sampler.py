@@ -94,7 +94,8 @@ class Sampler:
     def _gather(self, states: Sequence[SamplingState]) -> SampleInputs:
         rows = np.fromiter((s.row for s in states), np.int64, len(states))
         position = np.fromiter((s.num_prompt + s.num_output for s in states), np.uint64, len(states))
-        inputs = SampleInputs(position=position, **{name: values[rows] for name, values in self._rows.items()})
+        scalars: dict[str, Any] = {name: values[rows] for name, values in self._rows.items()}
+        inputs = SampleInputs(position=position, **scalars)
         inputs.banned = _ragged(states, lambda s: s.banned_ids)
         inputs.allowed = _ragged(states, lambda s: s.allowed_ids)
         inputs.prompts = _ragged(states, lambda s: s.prompt_ids)

@@ -80,7 +80,8 @@ class Tracer:
 
     def batch(self, max_positions: int) -> Batch:
         names = ("input_ids_T", "positions_T", "slot_mapping_T", "query_start_S", "seq_lens_S", "block_table_SB")
-        return Batch(*(Symbol(name, self) for name in names), max_positions=max_positions)
+        symbols: dict[str, Any] = {name: Symbol(name, self) for name in names}
+        return Batch(**symbols, max_positions=max_positions)
 
     def picked(self) -> Symbol:
         return Symbol("rows_R", self)
