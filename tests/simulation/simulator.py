@@ -71,14 +71,17 @@ class World:
         self.families = rng.choice((0.0, 0.2, 0.6))
         self.disorder = rng.random() < 0.2  # requests that arrive late, before their elders
         if rng.random() < 0.35:
-            self._overrun(rng, fits)
+            self._overrun(rng)
 
-    def _overrun(self, rng: random.Random, fits: int) -> None:
+    def _overrun(self, rng: random.Random) -> None:
         """Many want much at once, and the pool holds little more than one of them."""
+        self.max_model_len = rng.choice((24, 40, 60))
+        fits = -(-self.max_model_len // self.block_size)
         self.num_blocks = rng.choice((fits, fits + 1, fits + fits // 4, 2 * fits))
-        self.max_num_batched_tokens = rng.choice((4, 8, 16, 64))
-        self.max_num_seqs = self.seats = rng.choice((3, 4))
-        self.longest_prompt = rng.choice((3, self.max_model_len // 2, self.max_model_len - 1))
+        # With a small budget prompts take many steps, in which the requests before them grow.
+        self.max_num_batched_tokens = rng.choice((2, 3, 4, 8, 64))
+        self.max_num_seqs = self.seats = min(self.max_num_batched_tokens, rng.choice((3, 4)))
+        self.longest_prompt = rng.choice((3, max(1, self.max_model_len // 2)))
         self.longest_output = self.max_model_len
         self.stops = (0, 0, 0, 0, 1)
         self.scores = rng.choice((0.0, 0.8))
@@ -209,6 +212,8 @@ class Simulator:
         prompt = (prompt or self._tokens(1))[
             : min(world.longest_prompt, max(1, world.max_model_len - rng.randint(1, 12)))
         ]
+        if rng.random() < 0.3:  # as long as they get here: several chunks
+            prompt += self._tokens(max(0, min(world.longest_prompt, world.max_model_len - 2) - len(prompt)))
         if rng.random() < 0.02:
             prompt = self._tokens(world.max_model_len + rng.randint(0, 3))
         max_tokens = rng.choice((1, rng.randint(1, world.longest_output), world.longest_output))
@@ -381,7 +386,6 @@ class Simulator:
         if self.client.streams or self.client.refusals:
             require(self.core.has_work(), "the engine believes that it is idle")
         plan = self.core.schedule(self.now)
-        self.core.check()
         if plan is None:
             self._receive(self.core.report(self.now))
             require(not self.client.streams or before.may_break, f"nothing is planned for {list(self.client.streams)}")
@@ -395,6 +399,7 @@ class Simulator:
             result = None
         if not self.is_calm:
             self._meanwhile()
+            self.core.check()
         if result is None:
             outputs = self.core.fail_step(plan, "the device fell over", self.now)
         else:
@@ -417,7 +422,6 @@ class Simulator:
             self._arrive()
         if self.rng.random() < 0.02:
             self.core.reset_prefix_cache()
-        self.core.check()
 
     def _salt_of(self, request_id: str) -> str | None:
         return self.core.requests[request_id].message.cache_salt
@@ -518,20 +522,20 @@ class Simulator:
 
     def _check_published(self) -> None:
         """What can be found is whole, was computed by a step that succeeded, and has a hash of its own."""
+        size = self.world.block_size
         for block_hash, block_id in self.core.scheduler.pool._block_of.items():
             slots = self.runner.blocks[block_id]
             last = slots[-1]
-            require(
-                last is not None and not any(s is None or s.is_garbage for s in slots), f"block {block_id}: {slots}"
-            )
+            require(last is not None and last.position % size == size - 1, "block", block_id, "is not full:", slots)
             assert last is not None
-            require(
-                [s.position for s in slots if s] == list(range(last.position + 1 - len(slots), last.position + 1)),
-                f"{slots}",
-            )
+            first_position = last.position + 1 - size
+            for i, slot in enumerate(slots):
+                is_right = slot is not None and slot.position == first_position + i and not slot.is_garbage
+                require(is_right, "block", block_id, "is published and holds", slots)
             seen = self.seen_hashes.setdefault(block_hash, (last.position, last.prefix))
-            require(seen == (last.position, last.prefix), f"block {block_id}: its hash was seen with another prefix")
-            require(last.position % len(slots) == len(slots) - 1, f"block {block_id} holds half of two blocks")
+            require(
+                seen == (last.position, last.prefix), "block", block_id, "has a hash that was seen with another prefix"
+            )
 
     def _check_waits(self) -> None:
         for request_id, stream in self.client.streams.items():
@@ -546,16 +550,18 @@ class Simulator:
         stats, scheduler, world = outputs.stats, self.core.scheduler, self.world
         require(
             stats.num_running + stats.num_waiting == len(self.client.streams),
-            f"{stats}: {len(self.client.streams)} live",
+            stats,
+            "but live are",
+            len(self.client.streams),
         )
-        require(stats.num_running == len(scheduler.running), f"{stats}")
+        require(stats.num_running == len(scheduler.running), stats)
         slots: dict[tuple[int, int], None] = {}
         for request in scheduler.running:
             for position in range(request.num_computed_tokens):
                 slots[request.block_table[position // world.block_size], position % world.block_size] = None
-        require(stats.num_kv_tokens == len(slots), f"{stats}: {len(slots)} tokens counted")
-        require(stats.num_used_blocks == len({b for r in scheduler.running for b in r.block_table}), f"{stats}")
-        require(stats.prefix_hits <= stats.prefix_queries, f"{stats}")
+        require(stats.num_kv_tokens == len(slots), stats, "but tokens are", len(slots))
+        require(stats.num_used_blocks == len({b for r in scheduler.running for b in r.block_table}), stats)
+        require(stats.prefix_hits <= stats.prefix_queries, stats)
 
 
 class _Before:

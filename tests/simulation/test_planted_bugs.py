@@ -23,7 +23,7 @@ from octavo.engine.policy import WaitingQueue
 from octavo.engine.request import Request
 from octavo.engine.scheduler import Scheduler
 
-MOST_SEEDS = 60
+MOST_SEEDS = 100
 
 
 @dataclass(frozen=True)

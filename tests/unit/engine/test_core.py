@@ -210,13 +210,15 @@ def test_scores_of_the_prompt_come_as_they_are_computed() -> None:
 
 
 def test_scores_come_once_although_a_preemption_repeats_the_rows() -> None:
-    d = Driver(num_blocks=8, max_num_batched_tokens=8, policy="priority")
+    d = Driver(num_blocks=8, max_num_batched_tokens=2)
     prompt = list(range(50, 70))
-    d.add("a", prompt, prompt_logprobs=0, max_tokens=2, priority=5)
+    d.add("old", [9] * 4, max_tokens=24)
     d.steps(2)
-    d.add("urgent", [9] * 14, max_tokens=16)
+    d.add("a", prompt, prompt_logprobs=0, max_tokens=2)
+    while not d.core.totals.num_preemptions:
+        d.step()
+    assert 0 < d.request("a").num_prompt_logprobs_sent < 19, "it was preempted in the middle of its prompt"
     d.run()
-    assert d.core.totals.num_preemptions >= 0
     scores = [s.token_ids[0] for o in d.outputs["a"] for s in o.prompt_logprobs or ()]
     assert scores == prompt[1:]
 
