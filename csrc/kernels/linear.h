@@ -19,7 +19,6 @@ namespace octavo::OCTAVO_NS {
 
 constexpr int kMaxTiles = 4;    // panels computed before an epilogue
 constexpr int kMaxChunk = 64;   // rows likewise
-constexpr size_t kAhead = 2048;  // bytes that a single row asks for in advance; panels follow each other in memory
 constexpr int64_t kAccRow = kMaxTiles * kLanes;
 constexpr size_t kAccBytes = size_t(kMaxChunk) * kAccRow * 4;
 
@@ -145,6 +144,25 @@ void run_linear(const LinearArgs& a, int ith, int nth) {
     else
       plain_tiles(a, l, kernel, share, row, rows, acc);
   }
+}
+
+// Weights arrive from memory one line at a time: while a row tile multiplies a group, it asks for the bytes that come next. Hardware
+// alone loses the stream at the end of each panel (a few KB for a narrow layer).
+struct Ahead {
+  const uint8_t* next = nullptr;  // null: somebody else has asked
+  size_t group_bytes = 0;         // to ask for per group
+  inline void ask(int64_t g) const {
+    if (next == nullptr) return;
+    for (size_t line = 0; line < group_bytes; line += 64) __builtin_prefetch(next + size_t(g) * group_bytes + line);
+  }
+};
+
+// A single row reads panel after panel, as one stream: the bytes 2 KB on.
+inline Ahead ahead_in_stream(const uint8_t* panel, const Layout& l) { return {panel + 2048, l.group_bytes}; }
+
+// Several rows hold `count` panels in the caches: the next `count`, asked for by the first row tile.
+inline Ahead ahead_by_panels(const uint8_t* panel, int count, const Layout& l) {
+  return {panel + size_t(count) * l.panel_bytes, size_t(count) * l.group_bytes};
 }
 
 // Rows whose activations (bytes each) fit into half a near cache, in whole row tiles.

@@ -30,9 +30,6 @@ struct Nibbles {
   }
   inline F scale(int t, int64_t g) const { return half(t, g, scales_at); }
   inline F min(int t, int64_t g) const { return half(t, g, mins_at); }
-  inline void prefetch(int64_t g) const {
-    for (size_t line = 0; line < group_bytes; line += 64) __builtin_prefetch(panel[0] + size_t(g) * group_bytes + kAhead + line);
-  }
 
  private:
   inline F half(int t, int64_t g, size_t at) const {
@@ -55,7 +52,6 @@ struct Expanded {
   }
   inline F scale(int t, int64_t g) const { return at(t, g, 0); }
   inline F min(int t, int64_t g) const { return at(t, g, NT * kScales); }
-  inline void prefetch(int64_t) const {}
 
  private:
   inline F at(int t, int64_t g, size_t offset) const {
@@ -84,12 +80,12 @@ void expand(const Nibbles<NT>& from, int64_t groups, uint8_t* to) {
 }
 
 template <int MR, int NT, bool kMins, class Source>
-void tile(const Source& w, Rows x, float* acc) {
+void tile(const Source& w, Rows x, Ahead ahead, float* acc) {
   F sum[MR][NT];
   for (int r = 0; r < MR; ++r)
     for (int t = 0; t < NT; ++t) sum[r][t] = zero();
   for (int64_t g = 0; g < x.groups; ++g) {
-    if (MR == 1) w.prefetch(g);
+    ahead.ask(g);
     D dot[MR][NT];
     for (int r = 0; r < MR; ++r)
       for (int t = 0; t < NT; ++t) dot[r][t] = dot4_zero();
@@ -131,7 +127,8 @@ class W4 {
 
   void run(const uint8_t* const* panels, int count, int64_t row, int64_t rows, float* acc) {
     if (rows == 1) {  // bound by memory, which is fastest as one stream: panel after panel, not side by side
-      for (int t = 0; t < count; ++t) tile<1, 1, kMins>(nibbles<1>(panels + t), rows_at(row), acc + t * kLanes);
+      for (int t = 0; t < count; ++t)
+        tile<1, 1, kMins>(nibbles<1>(panels + t), rows_at(row), ahead_in_stream(panels[t], l_), acc + t * kLanes);
       return;
     }
     for (int t = 0; t < count; t += kTileCols)
@@ -155,14 +152,15 @@ class W4 {
   template <int NT>
   void columns(const uint8_t* const* panels, int64_t row, int64_t rows, float* acc) {
     const Nibbles<NT> w = nibbles<NT>(panels);
-    if (rows < kExpandFrom) return row_tiles<NT>(w, row, rows, acc);
+    const Ahead ahead = ahead_by_panels(panels[0], NT, l_);
+    if (rows < kExpandFrom) return row_tiles<NT>(w, row, rows, ahead, acc);
     expand<NT, kMins>(w, l_.groups, scratch_);
-    row_tiles<NT>(Expanded<NT>{scratch_}, row, rows, acc);
+    row_tiles<NT>(Expanded<NT>{scratch_}, row, rows, ahead, acc);
   }
   template <int NT, class Source>
-  void row_tiles(const Source& w, int64_t row, int64_t rows, float* acc) {
-    for (int64_t i = 0; i < rows; i += kTileRows)
-      with_rows<kTileRows>(rows - i, [&](auto mr) { tile<mr.value, NT, kMins>(w, rows_at(row + i), acc + i * kAccRow); });
+  void row_tiles(const Source& w, int64_t row, int64_t rows, Ahead ahead, float* acc) {
+    for (int64_t i = 0; i < rows; i += kTileRows, ahead = Ahead{})
+      with_rows<kTileRows>(rows - i, [&](auto mr) { tile<mr.value, NT, kMins>(w, rows_at(row + i), ahead, acc + i * kAccRow); });
   }
 
   const LinearArgs& a_;

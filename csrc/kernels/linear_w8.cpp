@@ -24,20 +24,17 @@ struct Panels {
   inline F half(int t, int64_t g, int part, size_t at) const {
     return load_f16(reinterpret_cast<const uint16_t*>(group(t, g) + at) + part * kLanes);
   }
-  inline void prefetch(int64_t g) const {
-    for (size_t line = 0; line < group_bytes; line += 64) __builtin_prefetch(group(0, g) + kAhead + line);
-  }
 };
 
 // kParts: the weights' groups per 32 inputs, 1 or 2.
 template <int MR, int NT, int kParts, bool kMins>
-void tile(const Panels<NT>& w, Rows x, float* acc) {
+void tile(const Panels<NT>& w, Rows x, Ahead ahead, float* acc) {
   constexpr int kSteps = 8 / kParts;
   F sum[MR][NT];
   for (int r = 0; r < MR; ++r)
     for (int t = 0; t < NT; ++t) sum[r][t] = zero();
   for (int64_t g = 0; g < x.groups; ++g) {
-    if (MR == 1) w.prefetch(g);
+    ahead.ask(g);
     for (int part = 0; part < kParts; ++part) {
       I dot[MR][NT];
       for (int r = 0; r < MR; ++r)
@@ -97,7 +94,8 @@ class W8Kernel {
 
   void run(const uint8_t* const* panels, int count, int64_t row, int64_t rows, float* acc) {
     if (rows == 1) {  // bound by memory, which is fastest as one stream: panel after panel, not side by side
-      for (int t = 0; t < count; ++t) tile<1, 1, kParts, kMins>(bind<1>(panels + t), rows_at(row), acc + t * kLanes);
+      for (int t = 0; t < count; ++t)
+        tile<1, 1, kParts, kMins>(bind<1>(panels + t), rows_at(row), ahead_in_stream(panels[t], l_), acc + t * kLanes);
       return;
     }
     for (int t = 0; t < count; t += kTileCols)
@@ -121,8 +119,10 @@ class W8Kernel {
   template <int NT>
   void columns(const uint8_t* const* panels, int64_t row, int64_t rows, float* acc) {
     const Panels<NT> w = bind<NT>(panels);
-    for (int64_t i = 0; i < rows; i += kTileRows)
-      with_rows<kTileRows>(rows - i, [&](auto mr) { tile<mr.value, NT, kParts, kMins>(w, rows_at(row + i), acc + i * kAccRow); });
+    Ahead ahead = ahead_by_panels(panels[0], NT, l_);
+    for (int64_t i = 0; i < rows; i += kTileRows, ahead = Ahead{})
+      with_rows<kTileRows>(rows - i,
+                           [&](auto mr) { tile<mr.value, NT, kParts, kMins>(w, rows_at(row + i), ahead, acc + i * kAccRow); });
   }
 
   const LinearArgs& a_;
