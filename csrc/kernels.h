@@ -102,10 +102,10 @@ struct KvWriteArgs { int64_t rows; const float* k; int64_t ldk; const float* v; 
 // seq_lens[s]-1. window > 0: only the last `window` positions; soft_cap > 0: cap * tanh(score / cap). Invisible positions
 // are never read as values: whatever lies in such slots, NaN included, has no effect.
 // Order, for each query row and head: the context is cut into chunks of kAttentionChunk absolute positions. In a chunk: scores
-// (sum over d ascending by fma, then * scale), their maximum m, weights exp(score - m), their sum l (lane-wise partial
-// sums, folded), and o = sum of weight * value, tokens ascending by fma. Chunks with a visible position are merged in
-// ascending order: M' = max(M, m), L' = L * exp(M - M') + l * exp(m - M'), O likewise; the result is O / L. As chunks are
-// computed apart, threads may share one sequence: through `shared`, where partial results wait for their turn.
+// (sum over d ascending of (q * scale) * k by fma), their maximum m, weights exp(score - m), their sum l (lane-wise partial
+// sums, folded), and o = sum of weight * value, tokens ascending by fma. Chunks with a visible position are merged in ascending
+// order, from M = -inf, L = 0, O = 0: M' = max(M, m), L' = L * exp(M - M') + l * exp(m - M'), O likewise; the result is O * (1 / L).
+// As chunks are computed apart, threads may share one sequence: through `shared`, where partial results wait for their turn.
 constexpr int64_t kAttentionChunk = 128;
 struct AttentionArgs {
   int64_t num_seqs, rows, num_heads;

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "kernels/decl.h"
+#include "kernels/math.h"
 #include "simd.h"
 
 namespace octavo::OCTAVO_NS {
@@ -35,6 +36,26 @@ constexpr int vectors_for(int rows) {
   return n;
 }
 
+// sum[r][v] += left(r) * right(v). The longer side is loaded last, one at a time: as few registers as possible are taken.
+template <int R, int V, class Left, class Right>
+inline void multiply(F (&sum)[R][V], Left left, Right right) {
+  if constexpr (R > V) {
+    F all[V];
+    for (int v = 0; v < V; ++v) all[v] = right(v);
+    for (int r = 0; r < R; ++r) {
+      const F one = left(r);
+      for (int v = 0; v < V; ++v) sum[r][v] = fma(one, all[v], sum[r][v]);
+    }
+  } else {
+    F all[R];
+    for (int r = 0; r < R; ++r) all[r] = left(r);
+    for (int v = 0; v < V; ++v) {
+      const F one = right(v);
+      for (int r = 0; r < R; ++r) sum[r][v] = fma(all[r], one, sum[r][v]);
+    }
+  }
+}
+
 // ---- scores: s[r][t] = sum over d ascending of q[r][d] * k[d][t] ----
 
 template <int R, int T, class E>
@@ -44,12 +65,8 @@ void score_tiles(const float* q, int64_t ldq, const E* const* k, int64_t head_di
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) sum[r][v] = zero();
   for (int64_t d = 0; d < head_dim; ++d) {
-    F each[R];
-    for (int r = 0; r < R; ++r) each[r] = set1(q[r * ldq + d]);
-    for (int v = 0; v < V; ++v) {
-      const F key = load_kv(k[v / kPerTile] + d * kTile + v % kPerTile * kLanes);
-      for (int r = 0; r < R; ++r) sum[r][v] = fma(each[r], key, sum[r][v]);
-    }
+    multiply<R, V>(sum, [&](int r) { return set1(q[r * ldq + d]); },
+                   [&](int v) { return load_kv(k[v / kPerTile] + d * kTile + v % kPerTile * kLanes); });
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) store(s + r * kChunk + v * kLanes, sum[r][v]);
@@ -69,46 +86,56 @@ void score(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, flo
   score_from<R, (T < 1 ? 1 : T)>(q, ldq, k, head_dim, s, first, end);
 }
 
+// While the values of one chunk are summed, the next chunk's K is asked for: with each token its sixteenth of a tile, of
+// which a pass over some columns takes the same part. Decode has too few products a byte for the hardware to keep ahead.
+struct Ahead {
+  const char* tiles[kTiles];  // null: nothing to fetch
+  size_t sixteenth;           // bytes
+};
+
+inline void fetch(const void* p, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(p) + at);
+}
+
 // ---- values: o[r][d] += sum over tokens [first, end) ascending of p[r][t] * v[t][d] ----
 
 template <int R, int V, class E>
-void value_columns(const float* p, const E* const* v, int64_t ldv, int64_t d, float* o, int64_t ldo, int64_t first, int64_t end) {
+void value_columns(const float* p, const E* const* values, int64_t ldv, int64_t d, float* o, int64_t ldo, int64_t first, int64_t end,
+                   const Ahead* ahead) {
   F sum[R][V];
   for (int r = 0; r < R; ++r)
-    for (int j = 0; j < V; ++j) sum[r][j] = load(o + r * ldo + d + j * kLanes);
+    for (int v = 0; v < V; ++v) sum[r][v] = load(o + r * ldo + d + v * kLanes);
   for (int64_t t = first; t < end;) {
-    const E* value = v[t / kTile] + t % kTile * ldv + d;
+    const E* value = values[t / kTile] + t % kTile * ldv + d;
+    const char* next = ahead ? ahead->tiles[t / kTile] : nullptr;
     const int64_t stop = std::min(end, (t / kTile + 1) * kTile);
     for (; t < stop; ++t, value += ldv) {
-      F each[R];
-      for (int r = 0; r < R; ++r) each[r] = set1(p[r * kChunk + t]);
-      for (int j = 0; j < V; ++j) {
-        const F column = load_kv(value + j * kLanes);
-        for (int r = 0; r < R; ++r) sum[r][j] = fma(each[r], column, sum[r][j]);
-      }
+      if (next) fetch(next + size_t(t % kTile) * ahead->sixteenth + size_t(d) * sizeof(E), V * kLanes * sizeof(E));
+      multiply<R, V>(sum, [&](int r) { return set1(p[r * kChunk + t]); }, [&](int v) { return load_kv(value + v * kLanes); });
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int j = 0; j < V; ++j) store(o + r * ldo + d + j * kLanes, sum[r][j]);
+    for (int v = 0; v < V; ++v) store(o + r * ldo + d + v * kLanes, sum[r][v]);
 }
 
 struct Visible { int64_t first, end; };  // positions of a chunk that a row sees, relative to the chunk; empty if first >= end
 
 // Columns [d, d + V * kLanes) of R rows: tokens that only some rows see are added row by row, the common ones together.
 template <int R, int V, class E>
-void value_rows(const float* p, const E* const* v, int64_t ldv, int64_t d, float* o, int64_t ldo, const Visible* seen) {
+void value_rows(const float* p, const E* const* v, int64_t ldv, int64_t d, float* o, int64_t ldo, const Visible* seen,
+                const Ahead* ahead) {
   int64_t first = seen[0].first, end = seen[0].end;
   for (int r = 1; r < R; ++r) first = std::max(first, seen[r].first), end = std::min(end, seen[r].end);
   if (R == 1 || first >= end) {
     for (int r = 0; r < R; ++r)
-      if (seen[r].first < seen[r].end) value_columns<1, V>(p + r * kChunk, v, ldv, d, o + r * ldo, ldo, seen[r].first, seen[r].end);
+      if (seen[r].first < seen[r].end) value_columns<1, V>(p + r * kChunk, v, ldv, d, o + r * ldo, ldo, seen[r].first, seen[r].end, ahead);
     return;
   }
   for (int r = 0; r < R; ++r)
-    if (seen[r].first < first) value_columns<1, V>(p + r * kChunk, v, ldv, d, o + r * ldo, ldo, seen[r].first, first);
-  value_columns<R, V>(p, v, ldv, d, o, ldo, first, end);
+    if (seen[r].first < first) value_columns<1, V>(p + r * kChunk, v, ldv, d, o + r * ldo, ldo, seen[r].first, first, nullptr);
+  value_columns<R, V>(p, v, ldv, d, o, ldo, first, end, ahead);
   for (int r = 0; r < R; ++r)
-    if (end < seen[r].end) value_columns<1, V>(p + r * kChunk, v, ldv, d, o + r * ldo, ldo, end, seen[r].end);
+    if (end < seen[r].end) value_columns<1, V>(p + r * kChunk, v, ldv, d, o + r * ldo, ldo, end, seen[r].end, nullptr);
 }
 
 // Calls f with the number of rows, 1 to kBlockRows, as a constant.
@@ -163,48 +190,41 @@ class Worker {
       : a_(a), u_(u), s_(s), dim_(a.kv.head_dim), width_(padded(dim_)), n_(u.count()), blocks_((n_ + kBlockRows - 1) / kBlockRows) {
     const bool whole_vectors = dim_ % kLanes == 0;
     widen_ = !whole_vectors || (a.kv.type == KvType::bf16 && n_ > kWidenAbove);
-    for (int64_t i = 0; i < n_; ++i) std::memcpy(s_.q + i * width_, query(i), size_t(dim_) * 4);
+    for (int64_t i = 0; i < n_; ++i)
+      for (int64_t d = 0; d < dim_; ++d) s_.q[i * width_ + d] = query(i)[d] * a.scale;
   }
 
-  // Chunks [first, end), merged into the running state as they come.
+  // Chunks [first, end), merged as they come.
   void run(int64_t first, int64_t end) {
-    for (int64_t i = 0; i < n_; ++i) started_[i] = false;
+    start();
     for (int64_t c = first; c < end; ++c) {
       compute(c);
-      for (int64_t i = 0; i < n_; ++i) merge(c, i, m_[i], l_[i], s_.chunk_out + i * width_);
+      merge(c, m_, l_, s_.chunk_out);
     }
     for (int64_t i = 0; i < n_; ++i) write(i);
   }
 
-  // Chunks [first, end) left apart, for merge_parts(): row i of chunk c at part(base, c - origin, i).
-  void run_apart(int64_t first, int64_t end, int64_t origin, float* base) {
+  // Chunks [first, end) left apart in `parts`, where `origin` is the unit's first chunk, for merge_parts().
+  void run_apart(int64_t first, int64_t end, int64_t origin, float* parts) {
     for (int64_t c = first; c < end; ++c) {
       compute(c);
-      for (int64_t i = 0; i < n_; ++i) {
-        float* p = part(base, c - origin, i);
-        p[0] = m_[i];
-        p[1] = l_[i];
-        std::memcpy(p + kTile, s_.chunk_out + i * width_, size_t(width_) * 4);
-      }
+      float* p = parts + (c - origin) * part_floats(n_, dim_);
+      std::memcpy(p, m_, size_t(n_) * 4);
+      std::memcpy(p + kMaxRows, l_, size_t(n_) * 4);
+      std::memcpy(p + 2 * kMaxRows, s_.chunk_out, size_t(n_ * width_) * 4);
     }
   }
 
-  void merge_parts(int64_t first, int64_t end, float* base) {
-    for (int64_t i = 0; i < n_; ++i) started_[i] = false;
-    for (int64_t c = first; c < end; ++c)
-      for (int64_t i = 0; i < n_; ++i) {
-        const float* p = part(base, c - first, i);
-        merge(c, i, p[0], p[1], p + kTile);
-      }
+  void merge_parts(int64_t first, int64_t end, const float* parts) {
+    start();
+    for (int64_t c = first; c < end; ++c, parts += part_floats(n_, dim_)) merge(c, parts, parts + kMaxRows, parts + 2 * kMaxRows);
     for (int64_t i = 0; i < n_; ++i) write(i);
   }
 
-  static size_t part_bytes(int64_t chunks, int64_t rows, int64_t head_dim) {
-    return size_t(chunks * rows * (padded(head_dim) + kTile)) * 4;
-  }
+  // One chunk's results: maxima, sums, values.
+  static int64_t part_floats(int64_t rows, int64_t head_dim) { return 2 * kMaxRows + rows * padded(head_dim); }
 
  private:
-  float* part(float* base, int64_t chunk, int64_t i) const { return base + (chunk * n_ + i) * (width_ + kTile); }
   int64_t offset(int64_t i) const { return (u_.first_head + i % u_.num_heads) * dim_; }
   const float* query(int64_t i) const { return a_.q + (u_.first_row + i / u_.num_heads) * a_.ldq + offset(i); }
 
@@ -228,18 +248,29 @@ class Worker {
       compute_as<uint16_t>(chunk, first, end);
   }
 
+  // Where tile t of a chunk begins in the pool of K or V.
+  template <class E>
+  const E* tile_in(const uint8_t* pool, int64_t chunk, int64_t t) const {
+    const KvLayer& kv = a_.kv;
+    const int64_t position = chunk * kChunk + t * kTile;
+    const int64_t block = a_.block_table[u_.seq * a_.ld_block_table + position / kv.block_size];
+    const int64_t tile = (block * kv.num_kv_heads + u_.kv_head) * (kv.block_size / kTile) + position % kv.block_size / kTile;
+    return reinterpret_cast<const E*>(pool) + tile * kTile * dim_;
+  }
+
   template <class E>
   void compute_as(int64_t chunk, int64_t first, int64_t end) {
     const E *keys[kTiles] = {}, *values[kTiles] = {};
-    const KvLayer& kv = a_.kv;
-    const int32_t* table = a_.block_table + u_.seq * a_.ld_block_table;
     for (int64_t t = first / kTile; t * kTile < end; ++t) {
-      const int64_t position = chunk * kChunk + t * kTile, block = table[position / kv.block_size];
-      const int64_t tile = (block * kv.num_kv_heads + u_.kv_head) * (kv.block_size / kTile) + position % kv.block_size / kTile;
-      keys[t] = reinterpret_cast<const E*>(kv.k) + tile * kTile * dim_;
-      values[t] = reinterpret_cast<const E*>(kv.v) + tile * kTile * dim_;
+      keys[t] = tile_in<E>(a_.kv.k, chunk, t);
+      values[t] = tile_in<E>(a_.kv.v, chunk, t);
     }
-    if (!widen_) return compute_on(keys, values, dim_, first, end);
+    if (!widen_) {
+      Ahead ahead{{}, size_t(dim_) * sizeof(E)};
+      const int64_t tokens = std::min(kChunk, u_.position + u_.num_rows - (chunk + 1) * kChunk);  // of the next chunk
+      for (int64_t t = 0; t * kTile < tokens; ++t) ahead.tiles[t] = reinterpret_cast<const char*>(tile_in<E>(a_.kv.k, chunk + 1, t));
+      return compute_on(keys, values, dim_, first, end, blocks_ == 1 ? &ahead : nullptr);
+    }
     const float *wide_keys[kTiles] = {}, *wide_values[kTiles] = {};
     for (int64_t t = first / kTile; t * kTile < end; ++t) {
       float* k = s_.keys + t * kTile * dim_;
@@ -249,7 +280,7 @@ class Worker {
       wide_keys[t] = k;
       wide_values[t] = v;
     }
-    compute_on(wide_keys, wide_values, width_, first, end);
+    compute_on(wide_keys, wide_values, width_, first, end, nullptr);
   }
 
   void widen_row(const float* from, float* to) const {
@@ -264,21 +295,20 @@ class Worker {
   }
 
   template <class E>
-  void compute_on(const E* const* keys, const E* const* values, int64_t ldv, int64_t first, int64_t end) {
-    if (blocks_ == 1) {
-      scores(0, keys, first / kTile, (end + kTile - 1) / kTile);
-    } else {
-      // Tile by tile, so that a tile of K stays in the first cache while all rows pass over it.
-      constexpr int64_t kTogether = std::max(1, vectors_for(kBlockRows) / kPerTile);
-      for (int64_t t = first / kTile; t * kTile < end; t += kTogether)
-        for (int64_t b = 0; b < blocks_; ++b) scores(b, keys, t, std::min(t + kTogether, (end + kTile - 1) / kTile));
+  void compute_on(const E* const* keys, const E* const* values, int64_t ldv, int64_t first, int64_t end, const Ahead* ahead) {
+    // Few tiles at a time, so that a tile of K stays in the first cache while all rows pass over it.
+    const int64_t together = std::max(1, vectors_for(int((n_ + blocks_ - 1) / blocks_)) / kPerTile), last = (end + kTile - 1) / kTile;
+    for (int64_t t = first / kTile; t < last; t += together) {
+      const int64_t stop = std::min(t + together, last);
+      for (int64_t i = t; ahead && i < stop; ++i) fetch(values[i], size_t(dim_ * kTile) * sizeof(E));
+      for (int64_t b = 0; b < blocks_; ++b) scores(b, keys, t, stop);
     }
     for (int64_t i = 0; i < n_; ++i) weigh(i);
     std::memset(s_.chunk_out, 0, size_t(n_ * width_) * 4);
     const int64_t vectors = ldv / kLanes, most = vectors_for(int((n_ + blocks_ - 1) / blocks_));
     for (int64_t at = 0, v = most; at < vectors; at += v) {
       while (at + v > vectors) v /= 2;
-      for (int64_t b = 0; b < blocks_; ++b) value_block(b, values, ldv, at * kLanes, int(v));
+      for (int64_t b = 0; b < blocks_; ++b) value_block(b, values, ldv, at * kLanes, int(v), ahead);
     }
   }
 
@@ -299,14 +329,14 @@ class Worker {
 
   // Columns [d, d + v * kLanes) of block b.
   template <class E>
-  void value_block(int64_t b, const E* const* values, int64_t ldv, int64_t d, int v) {
+  void value_block(int64_t b, const E* const* values, int64_t ldv, int64_t d, int v, const Ahead* ahead) {
     const int64_t from = block_start(b), to = block_start(b + 1);
     with_rows(int(to - from), [&](auto rows) {
       constexpr int R = decltype(rows)::value, kMost = vectors_for(R);
       const auto add_columns = [&](auto vectors) {
         constexpr int V = decltype(vectors)::value;
         if constexpr (V <= kMost)
-          value_rows<R, V>(s_.scores + from * kChunk, values, ldv, d, s_.chunk_out + from * width_, width_, seen_ + from);
+          value_rows<R, V>(s_.scores + from * kChunk, values, ldv, d, s_.chunk_out + from * width_, width_, seen_ + from, ahead);
       };
       if (v == 8) return add_columns(Constant<8>());
       if (v == 4) return add_columns(Constant<4>());
@@ -315,55 +345,55 @@ class Worker {
     });
   }
 
-  // Row i: raw scores become weights relative to the chunk's own maximum.
+  // Row i: scores become weights relative to the chunk's own maximum.
   void weigh(int64_t i) {
     const Visible seen = seen_[i];
+    m_[i] = -kInf;
+    l_[i] = 0.0f;
     if (seen.first >= seen.end) return;
     float* s = s_.scores + i * kChunk;
     const int64_t low = seen.first / kTile * kTile, high = (seen.end + kTile - 1) / kTile * kTile;
-    for (int64_t t = low; t < seen.first; ++t) s[t] = -kInf;
-    for (int64_t t = seen.end; t < high; ++t) s[t] = -kInf;
-    const F scale = set1(a_.scale), cap = set1(a_.soft_cap);
-    F top = set1(-kInf);
-    for (int64_t t = low; t < high; t += kLanes) {
-      F x = mul(load(s + t), scale);
-      if (a_.soft_cap > 0.0f) x = mul(cap, tanh(div(x, cap)));
-      top = max(top, x);
-      store(s + t, x);
+    if (a_.soft_cap > 0.0f) {
+      const F cap = set1(a_.soft_cap);
+      for (int64_t t = low; t < high; t += kLanes) store(s + t, mul(cap, tanh(div(load(s + t), cap))));
     }
-    // Again, because a capped -inf is -cap.
     for (int64_t t = low; t < seen.first; ++t) s[t] = -kInf;
     for (int64_t t = seen.end; t < high; ++t) s[t] = -kInf;
+    F top = set1(-kInf);
+    for (int64_t t = low; t < high; t += kLanes) top = max(top, load(s + t));
     m_[i] = reduce_max(top);
     const F m = set1(m_[i]);
     F sum = zero();
     for (int64_t t = low; t < high; t += kLanes) {
-      const F p = exp(sub(load(s + t), m));
+      const F p = exp_nonpositive(sub(load(s + t), m));
       sum = octavo::OCTAVO_NS::add(sum, p);
       store(s + t, p);
     }
     l_[i] = reduce_add(sum);
   }
 
-  void merge(int64_t chunk, int64_t i, float m, float l, const float* o) {
-    const Visible seen = visible(chunk, i);
-    if (seen.first >= seen.end) return;
-    float* out = s_.out + i * width_;
-    if (!started_[i]) {
-      started_[i] = true;
-      total_m_[i] = m;
-      total_l_[i] = l;
-      std::memcpy(out, o, size_t(width_) * 4);
-      return;
+  void start() {
+    for (int64_t i = 0; i < kMaxRows; ++i) total_m_[i] = -kInf, total_l_[i] = 0.0f;
+    std::memset(s_.out, 0, size_t(n_ * width_) * 4);
+  }
+
+  // Merges a chunk's results into the totals. Rows that see nothing of the chunk are left alone.
+  void merge(int64_t chunk, const float* m, const float* l, const float* o) {
+    float old_factor[kMaxRows], new_factor[kMaxRows];
+    for (int64_t i = 0; i < n_; i += kLanes) {
+      const F before = load(total_m_ + i), now = load(m + i), top = max(now, before);
+      store(old_factor + i, exp_nonpositive(sub(before, top)));
+      store(new_factor + i, exp_nonpositive(sub(now, top)));
     }
-    const float top = m > total_m_[i] ? m : total_m_[i];
-    const F old_factor = exp(set1(total_m_[i] - top)), new_factor = exp(set1(m - top));
-    float factors[2][kLanes];
-    store(factors[0], old_factor);
-    store(factors[1], new_factor);
-    total_m_[i] = top;
-    total_l_[i] = total_l_[i] * factors[0][0] + l * factors[1][0];
-    for (int64_t d = 0; d < width_; d += kLanes) store(out + d, fma(load(out + d), old_factor, mul(load(o + d), new_factor)));
+    for (int64_t i = 0; i < n_; ++i) {
+      const Visible seen = visible(chunk, i);
+      if (seen.first >= seen.end) continue;
+      total_m_[i] = m[i] > total_m_[i] ? m[i] : total_m_[i];
+      total_l_[i] = total_l_[i] * old_factor[i] + l[i] * new_factor[i];
+      const F a = set1(old_factor[i]), b = set1(new_factor[i]);
+      float* out = s_.out + i * width_;
+      for (int64_t d = 0; d < width_; d += kLanes) store(out + d, fma(load(out + d), a, mul(load(o + i * width_ + d), b)));
+    }
   }
 
   void write(int64_t i) const {
@@ -381,8 +411,7 @@ class Worker {
   const int64_t dim_, width_, n_, blocks_;
   bool widen_;
   Visible seen_[kMaxRows];
-  bool started_[kMaxRows];
-  float m_[kMaxRows], l_[kMaxRows], total_m_[kMaxRows], total_l_[kMaxRows];
+  alignas(64) float m_[kMaxRows], l_[kMaxRows], total_m_[kMaxRows], total_l_[kMaxRows];
 };
 
 // ---- the division of the work ----
@@ -424,7 +453,7 @@ struct Shared {
   size_t bytes;
   float* parts() const { return reinterpret_cast<float*>(base + 64); }
   bool fits(const Unit& u, int64_t chunks, int64_t head_dim) const {
-    return base && 64 + Worker::part_bytes(chunks, u.count(), head_dim) <= bytes;
+    return base && 64 + size_t(chunks * Worker::part_floats(u.count(), head_dim)) * 4 <= bytes;
   }
   // True for the last of `sharers` to arrive, who sees what all the others have written.
   bool last_of(int sharers) const {

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "kernels/decl.h"
+#include "kernels/math.h"
 #include "kernels/philox.h"
 #include "simd.h"
 
@@ -26,6 +27,8 @@ namespace {
 constexpr int kBlock = 256;      // tokens whose weights are summed together
 constexpr int kFine = 64;        // tokens per recorded maximum
 constexpr int kSmallTopK = 256;  // up to here top-k works on a short list of candidates
+constexpr float kLikelyNats = 8.5f;       // top-p looks first at the tokens so near to the best one
+constexpr int kFewCandidates = 2048;      // and is content with them if they are few and hold the mass
 constexpr int kBuckets = 2304;   // 64 to the octave, 36 octaves: below the last one every weight is 0
 constexpr float kBucketsPerNat = 92.332482616893657f;
 constexpr float kWeightOne = 1073741824.0f;  // 2^30
@@ -114,8 +117,8 @@ int32_t first_of(const float* l, int64_t vocab, float value, const float* maxima
 void exp_all(const float* l, int n, float max_l, float inv_t, float* out) {
   const F m = set1(max_l), t = set1(inv_t);
   int i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(out + i, exp(mul(sub(load(l + i), m), t)));
-  if (i < n) store(out + i, exp(mul(sub(load_n(l + i, n - i), m), t)));
+  for (; i + kLanes <= n; i += kLanes) store(out + i, exp_nonpositive(mul(sub(load(l + i), m), t)));
+  if (i < n) store(out + i, exp_nonpositive(mul(sub(load_n(l + i, n - i), m), t)));
 }
 
 bool in_vocab(int32_t id, int64_t vocab) { return uint32_t(id) < uint64_t(vocab); }
@@ -200,47 +203,45 @@ struct Draw {
   uint64_t bits;
 };
 
-// The first id at which the running sum of the weights exceeds bits * total / 2^64.
 uint64_t threshold(uint64_t bits, uint64_t total) { return uint64_t((static_cast<unsigned __int128>(bits) * total) >> 64); }
 
-// Steps 5 to 8 for a small top-k: among n candidates, which hold at least the first k tokens.
-int32_t draw_from_candidates(const Draw& d, Candidate* c, int64_t n) {
-  n = shortest_prefix(c, n, uint64_t(d.top_k), false);
-  float logits[kSmallTopK], weights[kSmallTopK + kLanes];
-  for (int64_t i = 0; i < n; ++i) logits[i] = c[i].logit;
-  exp_all(logits, int(n), d.max, d.inv_t, weights);
-  uint64_t total = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    c[i].weight = weights[i] >= d.min_p ? uint32_t(weights[i] * kWeightOne) : 0;
-    total += c[i].weight;
+// Of at most kBlock weights. In halves of 15 bits, whose sums fit into 32: as the loop has no 64-bit sums, it runs as vectors.
+uint64_t sum_of(const int32_t* weights, int n) {
+  uint32_t low = 0, high = 0;
+  for (int i = 0; i < n; ++i) {
+    low += uint32_t(weights[i]) & 0x7fffu;
+    high += uint32_t(weights[i]) >> 15;
   }
-  if (d.top_p < 1.0f) {
-    n = shortest_prefix(c, n, mass_needed(d.top_p, total), true);
-    total = 0;
-    for (int64_t i = 0; i < n; ++i) total += c[i].weight;
-  }
-  std::sort(c, c + n, [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-  uint64_t rest = threshold(d.bits, total);
-  for (int64_t i = 0; i < n; ++i) {
-    if (rest < c[i].weight) return c[i].id;
-    rest -= c[i].weight;
-  }
-  return -1;
+  return uint64_t(low) + (uint64_t(high) << 15);
 }
 
-// Tokens that may be among the first k: those that reach the k-th largest of the blocks' maxima.
-int64_t collect_top(const float* l, int64_t vocab, int32_t k, const Work& work) {
-  const int64_t blocks = (vocab + kFine - 1) / kFine;
-  float bound = -kInf;
-  if (blocks >= k) {
-    std::memcpy(work.selection, work.maxima, size_t(blocks) * 4);
-    std::nth_element(work.selection, work.selection + k - 1, work.selection + blocks, [](float a, float b) { return a > b; });
-    bound = work.selection[k - 1];
-  }
+// Weights of n logits, n at most kBlock, and their sum.
+uint64_t weigh(const Draw& d, const float* l, int n, int32_t* weights) {
+  float ratio[kBlock + kLanes];
+  exp_all(l, n, d.max, d.inv_t, ratio);
+  const F least = set1(d.min_p), one = set1(kWeightOne);
+  for (int i = 0; i < n; i += kLanes) store(ratio + i, mul(select_gt(least, load(ratio + i), zero(), load(ratio + i)), one));
+  for (int i = 0; i < n; ++i) weights[i] = int32_t(ratio[i]);
+  return sum_of(weights, n);
+}
+
+// The n candidates that are left, in any order: step 8.
+int32_t draw_from_candidates(const Draw& d, Candidate* c, int64_t n) {
+  uint64_t total = 0;
+  for (int64_t i = 0; i < n; ++i) total += c[i].weight;
+  std::sort(c, c + n, [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+  uint64_t rest = threshold(d.bits, total);
+  int64_t i = 0;
+  for (; rest >= c[i].weight; ++i) rest -= c[i].weight;
+  return c[i].id;
+}
+
+// Tokens that reach `bound`.
+int64_t collect(const float* l, int64_t vocab, float bound, const Work& work) {
   int64_t n = 0;
-  for (int64_t b = 0; b < blocks; ++b) {
-    if (!(work.maxima[b] >= bound)) continue;
-    for (int64_t i = b * kFine; i < std::min(vocab, (b + 1) * kFine); ++i) {
+  for (int64_t first = 0; first < vocab; first += kFine) {
+    if (!(work.maxima[first / kFine] >= bound)) continue;
+    for (int64_t i = first; i < std::min(vocab, first + kFine); ++i) {
       work.candidates[n] = {l[i], int32_t(i), 0};
       n += l[i] >= bound && l[i] > -kInf;
     }
@@ -248,25 +249,61 @@ int64_t collect_top(const float* l, int64_t vocab, int32_t k, const Work& work) 
   return n;
 }
 
-void fill_weights(const Draw& d, const float* l, int64_t vocab, int32_t* weights) {
-  float buffer[kBlock + kLanes];
-  for (int64_t first = 0; first < vocab; first += kBlock) {
-    const int n = int(std::min<int64_t>(kBlock, vocab - first));
-    exp_all(l + first, n, d.max, d.inv_t, buffer);
-    for (int i = 0; i < n; ++i) weights[first + i] = int32_t((buffer[i] >= d.min_p ? buffer[i] : 0.0f) * kWeightOne);
+void weigh_candidates(const Draw& d, Candidate* c, int64_t n) {
+  float logits[kBlock];
+  int32_t weights[kBlock];
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const int part = int(std::min<int64_t>(kBlock, n - first));
+    for (int i = 0; i < part; ++i) logits[i] = c[first + i].logit;
+    weigh(d, logits, part, weights);
+    for (int i = 0; i < part; ++i) c[first + i].weight = uint32_t(weights[i]);
   }
 }
 
-uint64_t sum_weights(const int32_t* weights, int64_t vocab, uint64_t* sums) {
+// A small top-k: no token below the k-th largest of the blocks' maxima can be among the first k.
+int32_t draw_top_k(const Draw& d, const float* l, int64_t vocab, const Work& work) {
+  const int64_t blocks = (vocab + kFine - 1) / kFine;
+  float bound = -kInf;
+  if (blocks >= d.top_k) {
+    std::memcpy(work.selection, work.maxima, size_t(blocks) * 4);
+    std::nth_element(work.selection, work.selection + d.top_k - 1, work.selection + blocks, [](float a, float b) { return a > b; });
+    bound = work.selection[d.top_k - 1];
+  }
+  Candidate* c = work.candidates;
+  int64_t n = shortest_prefix(c, collect(l, vocab, bound, work), uint64_t(d.top_k), false);
+  weigh_candidates(d, c, n);
+  if (d.top_p < 1.0f) {
+    uint64_t total = 0;
+    for (int64_t i = 0; i < n; ++i) total += c[i].weight;
+    n = shortest_prefix(c, n, mass_needed(d.top_p, total), true);
+  }
+  return draw_from_candidates(d, c, n);
+}
+
+// Weights of all tokens, kept if `weights` is given, and their sums by kBlock tokens. Returns the total.
+uint64_t weigh_all(const Draw& d, const float* l, int64_t vocab, int32_t* weights, uint64_t* sums) {
+  int32_t dropped[kBlock];
   uint64_t total = 0;
   for (int64_t first = 0; first < vocab; first += kBlock) {
     const int n = int(std::min<int64_t>(kBlock, vocab - first));
-    uint64_t sum = 0;
-    for (int i = 0; i < n; ++i) sum += uint32_t(weights[first + i]);
-    sums[first / kBlock] = sum;
-    total += sum;
+    sums[first / kBlock] = weigh(d, l + first, n, weights ? weights + first : dropped);
+    total += sums[first / kBlock];
   }
   return total;
+}
+
+// Step 8 over all tokens. Within the block that the sums point to, the weights are those given, or made again.
+int32_t draw_by_sums(const Draw& d, const float* l, int64_t vocab, const int32_t* weights, const uint64_t* sums, uint64_t total) {
+  uint64_t rest = threshold(d.bits, total);
+  int64_t block = 0;
+  for (; rest >= sums[block]; ++block) rest -= sums[block];
+  const int64_t first = block * kBlock;
+  int32_t again[kBlock];
+  if (!weights) weigh(d, l + first, int(std::min<int64_t>(kBlock, vocab - first)), again);
+  const int32_t* w = weights ? weights + first : again;
+  int64_t i = 0;
+  for (; rest >= uint32_t(w[i]); ++i) rest -= uint32_t(w[i]);
+  return int32_t(first + i);
 }
 
 // The histogram's buckets run from the largest logit downwards; any monotone map would do.
@@ -278,9 +315,9 @@ void bucket_block(const Draw& d, const float* l, int n, int32_t* out) {
   }
 }
 
-// Sets to 0 every weight that is not in the shortest prefix whose weights (or whose number of tokens) reach `need`: the bucket
-// in which the prefix ends is found by a histogram, the place in the bucket exactly.
-void keep_prefix(const Draw& d, const float* l, int64_t vocab, uint64_t need, bool by_weight, const Work& work) {
+// Sets to 0 every weight that is not in the shortest prefix whose weights (or whose number of tokens) reach `need`, and
+// returns the new total: the bucket in which the prefix ends is found by a histogram, the place in the bucket exactly.
+uint64_t keep_prefix(const Draw& d, const float* l, int64_t vocab, uint64_t need, bool by_weight, const Work& work) {
   int32_t at[kBlock];
   std::memset(work.histogram, 0, kBuckets * 8);
   for (int64_t first = 0; first < vocab; first += kBlock) {
@@ -294,45 +331,79 @@ void keep_prefix(const Draw& d, const float* l, int64_t vocab, uint64_t need, bo
   int edge = 0;
   uint64_t have = 0;
   for (; edge < kBuckets - 1 && have + work.histogram[edge] < need; ++edge) have += work.histogram[edge];
-  if (edge == kBuckets - 1) return;  // the prefix takes in every token that has a weight
+  // In the last bucket no token has a weight: an edge there takes in all that have.
 
   int64_t found = 0;
+  uint64_t total = 0;
   for (int64_t first = 0; first < vocab; first += kBlock) {
     const int n = int(std::min<int64_t>(kBlock, vocab - first));
+    int32_t* w = work.weights + first;
     bucket_block(d, l + first, n, at);
     unsigned any = 0;
     for (int i = 0; i < n; ++i) any |= unsigned(at[i] == edge);
-    for (int i = 0; i < n && any; ++i)
-      if (at[i] == edge) work.candidates[found++] = {l[first + i], int32_t(first + i), uint32_t(work.weights[first + i])};
-    for (int i = 0; i < n; ++i) work.weights[first + i] = at[i] < edge ? work.weights[first + i] : 0;
+    for (int i = 0; i < n && any && edge < kBuckets - 1; ++i)
+      if (at[i] == edge) work.candidates[found++] = {l[first + i], int32_t(first + i), uint32_t(w[i])};
+    for (int i = 0; i < n; ++i) w[i] = at[i] < edge ? w[i] : 0;
+    work.sums[first / kBlock] = sum_of(w, n);
+    total += work.sums[first / kBlock];
   }
   const int64_t kept = shortest_prefix(work.candidates, found, need - have, by_weight);
-  for (int64_t i = 0; i < kept; ++i) work.weights[work.candidates[i].id] = int32_t(work.candidates[i].weight);
+  for (int64_t i = 0; i < kept; ++i) {
+    const Candidate& c = work.candidates[i];
+    work.weights[c.id] = int32_t(c.weight);
+    work.sums[c.id / kBlock] += c.weight;
+    total += c.weight;
+  }
+  return total;
 }
 
-int32_t draw_from_all(const Draw& d, const float* l, int64_t vocab, const Work& work) {
-  fill_weights(d, l, vocab, work.weights);
-  if (d.top_k > 0) keep_prefix(d, l, vocab, uint64_t(d.top_k), false, work);
-  uint64_t total = sum_weights(work.weights, vocab, work.sums);
+// Whether few tokens reach `bound`, and their weights reach `need`.
+bool few_hold(uint64_t need, const float* l, int64_t vocab, float bound, const Work& work) {
+  int64_t count = 0;
+  uint64_t mass = 0;
+  for (int64_t first = 0; first < vocab && count <= kFewCandidates; first += kFine) {
+    if (!(work.maxima[first / kFine] >= bound)) continue;
+    const int n = int(std::min<int64_t>(kFine, vocab - first));
+    int32_t w[kFine], found = 0;
+    for (int i = 0; i < n; ++i) {
+      const int32_t is = l[first + i] >= bound;
+      found += is;
+      w[i] = work.weights[first + i] & -is;
+    }
+    count += found;
+    mass += sum_of(w, n);
+  }
+  return count <= kFewCandidates && mass >= need;
+}
+
+// Top-p without a small top-k. Mostly a few tokens hold the mass: then nothing else is looked at.
+int32_t draw_top_p(const Draw& d, const float* l, int64_t vocab, const Work& work) {
+  uint64_t total = weigh_all(d, l, vocab, work.weights, work.sums);
+  if (d.top_k > 0) total = keep_prefix(d, l, vocab, uint64_t(d.top_k), false, work);
   if (d.top_p < 1.0f) {
-    keep_prefix(d, l, vocab, mass_needed(d.top_p, total), true, work);
-    total = sum_weights(work.weights, vocab, work.sums);
+    const uint64_t need = mass_needed(d.top_p, total);
+    const float bound = d.max - kLikelyNats / d.inv_t;
+    if (d.top_k == 0 && few_hold(need, l, vocab, bound, work)) {
+      Candidate* c = work.candidates;
+      const int64_t n = collect(l, vocab, bound, work);
+      for (int64_t i = 0; i < n; ++i) c[i].weight = uint32_t(work.weights[c[i].id]);
+      return draw_from_candidates(d, c, shortest_prefix(c, n, need, true));
+    }
+    total = keep_prefix(d, l, vocab, need, true, work);
   }
-  uint64_t rest = threshold(d.bits, total);
-  int64_t block = 0;
-  for (; rest >= work.sums[block]; ++block) rest -= work.sums[block];
-  for (int64_t i = block * kBlock;; ++i) {
-    if (rest < uint32_t(work.weights[i])) return int32_t(i);
-    rest -= uint32_t(work.weights[i]);
-  }
+  return draw_by_sums(d, l, vocab, work.weights, work.sums, total);
 }
 
 int32_t choose(const SampleRow& r, int64_t vocab, float max_l, const Work& work) {
   if (!(r.temperature >= kGreedyBelow)) return first_of(r.logits, vocab, max_l, work.maxima);
-  Draw d{max_l, 1.0f / r.temperature, r.min_p < 1.0f ? r.min_p : 1.0f, r.top_k, r.top_p, uniform_bits(r.seed, r.position)};
+  // Not 0 for an infinite temperature: a logit of -inf must stay out.
+  const float inv_t = std::max(1.0f / r.temperature, std::numeric_limits<float>::min());
+  Draw d{max_l, inv_t, r.min_p < 1.0f ? r.min_p : 1.0f, r.top_k, r.top_p, uniform_bits(r.seed, r.position)};
   if (d.top_k < 0 || d.top_k >= vocab) d.top_k = 0;
-  if (d.top_k == 0 || d.top_k > kSmallTopK) return draw_from_all(d, r.logits, vocab, work);
-  return draw_from_candidates(d, work.candidates, collect_top(r.logits, vocab, d.top_k, work));
+  if (d.top_k > 0 && d.top_k <= kSmallTopK) return draw_top_k(d, r.logits, vocab, work);
+  if (d.top_k > 0 || d.top_p < 1.0f) return draw_top_p(d, r.logits, vocab, work);
+  const uint64_t total = weigh_all(d, r.logits, vocab, nullptr, work.sums);
+  return draw_by_sums(d, r.logits, vocab, nullptr, work.sums, total);
 }
 
 // log(sum(exp(l - max))), the sum in eight fixed double partial sums

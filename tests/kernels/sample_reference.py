@@ -74,7 +74,7 @@ def adjust(logits: np.ndarray, p: SampleParams) -> np.ndarray:
 
 def weights(adjusted: np.ndarray, p: SampleParams) -> np.ndarray:
     """Integer weights int64 [vocab] of the tokens that survive min-p, top-k and top-p; 0 for the others."""
-    inverse = np.float32(1) / np.float32(p.temperature)
+    inverse = max(np.float32(1) / np.float32(p.temperature), np.finfo(np.float32).tiny)
     ratio = np.exp((adjusted - adjusted.max()) * inverse)
     ratio[ratio < min(np.float32(p.min_p), np.float32(1))] = 0
     w = np.floor(ratio * WEIGHT_ONE).astype(np.int64)

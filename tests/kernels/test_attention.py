@@ -137,12 +137,17 @@ SHAPES = [
 ]
 
 
+def batch_of(rng, shape, sizes):
+    """Sequences of the given (length, rows); with very many heads only the short ones, for the sake of time."""
+    return [make(rng, shape, *size) for size in sizes if shape.heads < 50 or size[0] < 140]
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_against_float64(isa, shape):
     rng = np.random.default_rng(0)
     sizes = [(1, 1), (16, 16), (17, 1), (33, 20), (128, 1), (129, 2), (300, 40), (257, 257), (290, 1), (145, 7)]
-    sequences = [make(rng, shape, *size) for size in sizes]
+    sequences = batch_of(rng, shape, sizes)
     assert_close(shape, sequences, attend(shape, sequences, isa=isa))
 
 
@@ -150,8 +155,8 @@ def test_against_float64(isa, shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_are_independent(isa, shape):
     rng = np.random.default_rng(1)
-    sizes = [(300, 300), (40, 1), (135, 135), (270, 1), (5, 3)]
-    sequences = [make(rng, shape, *size) for size in sizes]
+    sizes = [(260, 260), (40, 1), (135, 20), (270, 1), (5, 3)]
+    sequences = batch_of(rng, shape, sizes)
     batch = attend(shape, sequences, isa=isa, threads=1)
     for options in ({"threads": 2}, {"threads": 3, "share": False}, {"threads": 5, "seed": 9}):
         again = attend(shape, sequences, isa=isa, **options)
