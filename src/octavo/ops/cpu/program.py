@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import _native
+from octavo.errors import ConfigError
 from octavo.ops.batch import Batch, KvLayout
 from octavo.ops.cpu.plan import Place, Plan, Planner, Step
 from octavo.ops.cpu.trace import Kind, trace
@@ -24,12 +25,16 @@ _NO_QUANT = (-1, 0, 0)
 class CpuProgram:
     """Runs a model on the CPU kernels: `forward(batch)`, then `logits(rows)`.
 
-    max_tokens: rows of a batch at most. max_rows: rows of one logits call at most. isa: a variant's name, "" for the best.
+    max_tokens: rows of a batch at most. max_rows: rows of one logits call at most. isa: a variant's name, "" for the best. Raises
+    ConfigError for a variant that does not run here.
     """
 
     def __init__(
         self, model: Any, *, num_blocks: int, block_size: int, kv_dtype: str, max_tokens: int, max_rows: int, max_positions: int, isa: str = ""
     ) -> None:
+        runs_here = {*_native.isa_names(), "portable16"}  # the last is for tests: never chosen, never faster
+        if isa and isa not in runs_here:
+            raise ConfigError(f"isa = {isa!r}: this machine runs {', '.join(sorted(runs_here))}")
         layout: KvLayout = model.kv_layout
         self.kv = _native.KvPool(layout.num_layers, num_blocks, block_size, layout.num_kv_heads, layout.head_dim, kv_dtype)
         self.max_rows = max_rows
