@@ -35,7 +35,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
 
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:3rem auto;padding:0 1rem;color-scheme:light dark}"
-    "pre{padding:1rem;overflow:auto;background:#8882;border-radius:6px}code{font-size:.9em}"
+    "pre{padding:1rem;white-space:pre-wrap;overflow-wrap:anywhere;background:#8882;border-radius:6px}code{font-size:.9em}"
     "table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.2rem .8rem .2rem 0;vertical-align:top}"
 )
 
