@@ -54,12 +54,13 @@ struct Brain {  // bf16
 
 // Inputs [from, to) of one tile on top of acc (or of zero, for the first block); from is even.
 template <int MR, int NT, class Source>
-void tile(const Source& w, Rows x, int64_t from, int64_t to, float* acc) {
+OCTAVO_TILE void tile(const Source& w, Rows x, int64_t from, int64_t to, Ahead ahead, float* acc) {
   F sum[MR][NT];
   for (int r = 0; r < MR; ++r)
     for (int t = 0; t < NT; ++t) sum[r][t] = from == 0 ? zero() : load(acc + r * kAccRow + t * kLanes);
   int64_t k = from;
   for (; k + 2 <= to; k += 2) {
+    ahead.ask(k / 2);
     F even[NT], odd[NT];
     for (int t = 0; t < NT; ++t) w.pair(t, k, even[t], odd[t]);
     for (int r = 0; r < MR; ++r) {
@@ -83,11 +84,12 @@ void tile(const Source& w, Rows x, int64_t from, int64_t to, float* acc) {
 
 // The same with pairs of bf16 on both sides; x's padding is zero, so that an odd k needs no end of its own.
 template <int MR, int NT>
-void tile_pairs(const Brain<NT>& w, Rows x, int64_t from, int64_t to, float* acc) {
+OCTAVO_TILE void tile_pairs(const Brain<NT>& w, Rows x, int64_t from, int64_t to, Ahead ahead, float* acc) {
   F sum[MR][NT];
   for (int r = 0; r < MR; ++r)
     for (int t = 0; t < NT; ++t) sum[r][t] = from == 0 ? zero() : load(acc + r * kAccRow + t * kLanes);
   for (int64_t k = from; k < to; k += 2) {
+    ahead.ask(k / 2);
     B slots[NT];
     for (int t = 0; t < NT; ++t) slots[t] = w.slots(t, k);
     for (int r = 0; r < MR; ++r) {
@@ -117,7 +119,7 @@ void widen(const Source& w, int64_t from, int64_t to, float* block) {
 template <template <int> class Source, bool kRoundX>
 class FloatKernel {
  public:
-  FloatKernel(const LinearArgs& a, const Layout&, Arena& arena) : a_(a), k_(a.w->k) {
+  FloatKernel(const LinearArgs& a, const Layout& l, Arena& arena) : a_(a), l_(l), k_(a.w->k) {
     block_ = arena.take<float>(size_t(kTileCols) * kBlock * kLanes);
     rounded_ = arena.take<float>(size_t(kRoundX ? kMaxChunk : 0) * size_t(a.w->k_padded));
   }
@@ -134,7 +136,7 @@ class FloatKernel {
   void run(const uint8_t* const* panels, int count, int64_t row, int64_t rows, float* acc) {
     const Rows x{x_.x + (row - first_row_) * x_.stride, x_.stride};
     if (rows == 1) {
-      with_rows<kMaxTiles>(count, [&](auto nt) { product<1, nt.value>(bind<nt.value>(panels), x, 0, k_, acc); });
+      with_rows<kMaxTiles>(count, [&](auto nt) { product<1, nt.value>(bind<nt.value>(panels), x, 0, k_, Ahead{}, acc); });
       return;
     }
     for (int t = 0; t < count; t += kTileCols)
@@ -167,39 +169,44 @@ class FloatKernel {
     return w;
   }
   template <int MR, int NT, class W>
-  static void product(const W& w, Rows x, int64_t from, int64_t to, float* acc) {
+  static void product(const W& w, Rows x, int64_t from, int64_t to, Ahead ahead, float* acc) {
     if constexpr (kPairs)
-      tile_pairs<MR, NT>(w, x, from, to, acc);
+      tile_pairs<MR, NT>(w, x, from, to, ahead, acc);
     else
-      tile<MR, NT>(w, x, from, to, acc);
+      tile<MR, NT>(w, x, from, to, ahead, acc);
   }
   template <int NT, class W>
-  static void row_tiles(const W& w, Rows x, int64_t rows, int64_t from, int64_t to, float* acc) {
-    for (int64_t i = 0; i < rows; i += kTileRows)
+  static void row_tiles(const W& w, Rows x, int64_t rows, int64_t from, int64_t to, Ahead ahead, float* acc) {
+    for (int64_t i = 0; i < rows; i += kTileRows, ahead = Ahead{})
       with_rows<kTileRows>(rows - i, [&](auto mr) {
-        product<mr.value, NT>(w, Rows{x.x + i * x.stride, x.stride}, from, to, acc + i * kAccRow);
+        product<mr.value, NT>(w, Rows{x.x + i * x.stride, x.stride}, from, to, ahead, acc + i * kAccRow);
       });
   }
   template <class W, int NT>
   void columns(const W& w, std::integral_constant<int, NT>, Rows x, int64_t rows, float* acc) {
-    if (rows <= kTileRows) return row_tiles<NT>(w, x, rows, 0, k_, acc);
+    // Per pair of inputs. Long panels are left to the hardware, which follows them well.
+    Ahead ahead = ahead_by_panels(w.panel[0], NT, l_);
+    ahead.group_bytes = size_t(NT) * 2 * kLanes * Source<NT>::kBytes;
+    if (l_.panel_bytes > (size_t(32) << 10)) ahead = Ahead{};
+    if (rows <= kTileRows) return row_tiles<NT>(w, x, rows, 0, k_, ahead, acc);
     for (int64_t from = 0; from < k_; from += kBlock) {
       const int64_t to = std::min(from + kBlock, k_);
       if constexpr (W::kBytes == 4 || kPairs) {
-        row_tiles<NT>(w, x, rows, from, to, acc);
+        row_tiles<NT>(w, x, rows, from, to, ahead, acc);
       } else if (rows < kExpandFrom) {
-        row_tiles<NT>(w, x, rows, from, to, acc);
+        row_tiles<NT>(w, x, rows, from, to, ahead, acc);
       } else {
         widen<NT>(w, from, to, block_);
         Wide<NT> wide;
         for (int t = 0; t < NT; ++t)  // as if the run held the panel from its beginning
           wide.panel[t] = reinterpret_cast<const uint8_t*>(block_ + t * kBlock * kLanes - from * kLanes);
-        row_tiles<NT>(wide, x, rows, from, to, acc);
+        row_tiles<NT>(wide, x, rows, from, to, ahead, acc);
       }
     }
   }
 
   const LinearArgs& a_;
+  const Layout& l_;
   const int64_t k_;
   float* block_;
   float* rounded_;

@@ -80,7 +80,7 @@ void expand(const Nibbles<NT>& from, int64_t groups, uint8_t* to) {
 }
 
 template <int MR, int NT, bool kMins, class Source>
-void tile(const Source& w, Rows x, Ahead ahead, float* acc) {
+OCTAVO_TILE void tile(const Source& w, Rows x, Ahead ahead, float* acc) {
   F sum[MR][NT];
   for (int r = 0; r < MR; ++r)
     for (int t = 0; t < NT; ++t) sum[r][t] = zero();

@@ -28,7 +28,7 @@ struct Panels {
 
 // kParts: the weights' groups per 32 inputs, 1 or 2.
 template <int MR, int NT, int kParts, bool kMins>
-void tile(const Panels<NT>& w, Rows x, Ahead ahead, float* acc) {
+OCTAVO_TILE void tile(const Panels<NT>& w, Rows x, Ahead ahead, float* acc) {
   constexpr int kSteps = 8 / kParts;
   F sum[MR][NT];
   for (int r = 0; r < MR; ++r)
