@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def sharegpt_requests(path: Path, count: int, output: Lengths | None, seed: int)
     """First turns of conversations in ShareGPT's JSON form; output as long as the answer there was, or as `output` says."""
     rng = random.Random(seed)
     pairs = []
-    for entry in _load(path):
+    for entry in _entries(path):
         turns = entry.get("conversations", []) if isinstance(entry, dict) else []
         if len(turns) >= 2 and turns[0].get("value") and turns[1].get("value"):
             pairs.append((turns[0]["value"], turns[1]["value"]))
@@ -113,3 +114,21 @@ def _load(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"dataset_path = {str(path)!r}: {error}") from None
+
+
+def _entries(path: Path) -> list[Any]:
+    """The whole elements of a JSON array: files of this kind are handed around cut off in the middle of one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"dataset_path = {str(path)!r}: {error}") from None
+    decoder, entries = json.JSONDecoder(), []
+    at = text.find("[") + 1
+    while at:
+        start = re.compile(r"[\s,]*").match(text, at)
+        try:
+            entry, at = decoder.raw_decode(text, start.end() if start else at)
+        except ValueError:
+            break
+        entries.append(entry)
+    return entries

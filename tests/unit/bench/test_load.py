@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.datasets import BenchRequest
+from octavo.bench.datasets import BenchRequest, sharegpt_requests
 from octavo.bench.http import Exchange, HttpError, Target, get
 from octavo.bench.load import closed_loop, model_of, open_loop, parse_gauges
 from octavo.errors import ConfigError
@@ -166,3 +166,18 @@ async def test_gauges_are_sampled_during_a_run(serve_bytes: Any) -> None:
         run = await closed_loop(Target("127.0.0.1", server.port), "m", [BenchRequest("hi", 1)] * 3, 1)
         await asyncio.sleep(0)
     assert [(sample.slots, sample.usage) for sample in run.samples][:1] == [(0.5, 0.1)]
+
+
+def test_conversations_of_a_file_cut_off_in_one(tmp_path) -> None:
+    whole = '[{"conversations": [{"value": "hello"}, {"value": "hi there"}]}, {"conversations": [{"value": "a"}, {"val'
+    path = tmp_path / "cut.json"
+    path.write_text(whole)
+    requests = sharegpt_requests(path, 2, None, 0)
+    assert [r.prompt for r in requests] == ["hello", "hello"]
+
+
+def test_a_file_without_conversations_is_refused(tmp_path) -> None:
+    path = tmp_path / "no.json"
+    path.write_text("no json at all")
+    with pytest.raises(ConfigError, match="no conversation"):
+        sharegpt_requests(path, 2, None, 0)
