@@ -175,6 +175,10 @@ inline int64_t rows_in_cache(size_t row_bytes, int tile_rows) {
   return std::max<int64_t>(rows / tile_rows, 1) * tile_rows;
 }
 
+// Rows of the next tile when `left` remain: full tiles, but the last two share what is left (5 = 3 + 2, not 4 + 1, which would load
+// every weight for a single row).
+inline int64_t tile_rows(int64_t left, int64_t full) { return left <= full ? left : left < 2 * full ? (left + 1) / 2 : full; }
+
 // Calls f(integral_constant R) for the given count of rows, 1 <= rows <= R at the start.
 template <int R, class Fn>
 inline void with_rows(int64_t rows, Fn&& f) {

@@ -159,8 +159,10 @@ class W4 {
   }
   template <int NT, class Source>
   void row_tiles(const Source& w, int64_t row, int64_t rows, Ahead ahead, float* acc) {
-    for (int64_t i = 0; i < rows; i += kTileRows, ahead = Ahead{})
-      with_rows<kTileRows>(rows - i, [&](auto mr) { tile<mr.value, NT, kMins>(w, rows_at(row + i), ahead, acc + i * kAccRow); });
+    for (int64_t i = 0, count; i < rows; i += count, ahead = Ahead{}) {
+      count = tile_rows(rows - i, kTileRows);
+      with_rows<kTileRows>(count, [&](auto mr) { tile<mr.value, NT, kMins>(w, rows_at(row + i), ahead, acc + i * kAccRow); });
+    }
   }
 
   const LinearArgs& a_;

@@ -120,9 +120,10 @@ class W8Kernel {
   void columns(const uint8_t* const* panels, int64_t row, int64_t rows, float* acc) {
     const Panels<NT> w = bind<NT>(panels);
     Ahead ahead = ahead_by_panels(panels[0], NT, l_);
-    for (int64_t i = 0; i < rows; i += kTileRows, ahead = Ahead{})
-      with_rows<kTileRows>(rows - i,
-                           [&](auto mr) { tile<mr.value, NT, kParts, kMins>(w, rows_at(row + i), ahead, acc + i * kAccRow); });
+    for (int64_t i = 0, count; i < rows; i += count, ahead = Ahead{}) {
+      count = tile_rows(rows - i, kTileRows);
+      with_rows<kTileRows>(count, [&](auto mr) { tile<mr.value, NT, kParts, kMins>(w, rows_at(row + i), ahead, acc + i * kAccRow); });
+    }
   }
 
   const LinearArgs& a_;
