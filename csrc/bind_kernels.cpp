@@ -91,8 +91,8 @@ void bind_norm(nb::module_& m) {
   m.def(
       "norm",
       [](Matrix x, MatrixOut y, Dense<const float> weight, float eps, MaybeRow bias, bool layer_norm, int64_t head_dim,
-         std::optional<Array<int8_t, 2>> q, std::optional<MatrixOut> scale, std::optional<MatrixOut> sum, bool store, const std::string& isa,
-         int threads) {
+         std::optional<Array<int8_t, 2>> q, std::optional<MatrixOut> scale, std::optional<MatrixOut> sum, bool store,
+         const std::string& isa, int threads) {
         const int64_t width = int64_t(x.shape(1)), over = head_dim > 0 ? head_dim : width;
         NormArgs a{};
         a.r = rows_of(x, y, width, width);
@@ -135,7 +135,8 @@ void bind_rows(nb::module_& m) {
         const KernelTable& kernels = best_kernels(isa.c_str());
         run_threads(threads, 0, [&](int ith, int nth, uint8_t*) { kernels.rope(a, ith, nth); });
       },
-      "x"_a.noconvert(), "y"_a.noconvert(), "positions"_a.noconvert(), "cos_sin"_a.noconvert(), "head_dim"_a, "isa"_a = "", "threads"_a = 0);
+      "x"_a.noconvert(), "y"_a.noconvert(), "positions"_a.noconvert(), "cos_sin"_a.noconvert(), "head_dim"_a, "isa"_a = "",
+      "threads"_a = 0);
   m.def(
       "act",
       [](Matrix x, MatrixOut y, int kind, const std::string& isa, int threads) {
@@ -232,7 +233,8 @@ void bind_attention(nb::module_& m) {
         a.kv = kv_layer(k_cache, v_cache);
         const int64_t width = int64_t(q.shape(1));
         const RowsArgs r = rows_of(q, y, width, width);
-        require(width % a.kv.head_dim == 0 && width / a.kv.head_dim % a.kv.num_kv_heads == 0, "q: heads must be a multiple of the kv heads");
+        require(width % a.kv.head_dim == 0 && width / a.kv.head_dim % a.kv.num_kv_heads == 0,
+                "q: heads must be a multiple of the kv heads");
         require(query_start.shape(0) == seq_lens.shape(0) + 1, "query_start: one more entry than seq_lens");
         require(block_table.shape(0) == seq_lens.shape(0), "block_table: one row for each sequence");
         require_rows(block_table, "block_table: rows must be dense");
@@ -268,7 +270,8 @@ void bind_attention(nb::module_& m) {
       },
       "q"_a.noconvert(), "y"_a.noconvert(), "query_start"_a.noconvert(), "seq_lens"_a.noconvert(), "block_table"_a.noconvert(),
       "k_cache"_a.noconvert(), "v_cache"_a.noconvert(), "scale"_a, "soft_cap"_a = 0.0f, "window"_a = 0, "isa"_a = "", "threads"_a = 0,
-      "share"_a = true, "repeat"_a = 1, "Paged attention of the rows of q into y; `repeat` times, for benchmarks, `share`: see AttentionArgs.");
+      "share"_a = true, "repeat"_a = 1,
+      "Paged attention of the rows of q into y; `repeat` times, for benchmarks, `share`: see AttentionArgs.");
 }
 
 // ---- sampling ----
@@ -299,7 +302,12 @@ struct LogprobArrays {
   std::unique_ptr<float[]> logprob, top_logprobs;
   std::unique_ptr<int32_t[]> rank, top_ids;
   LogprobArrays(size_t rows, size_t k)
-      : rows(rows), k(k), logprob(new float[rows]), top_logprobs(new float[rows * k]), rank(new int32_t[rows]), top_ids(new int32_t[rows * k]) {
+      : rows(rows),
+        k(k),
+        logprob(new float[rows]),
+        top_logprobs(new float[rows * k]),
+        rank(new int32_t[rows]),
+        top_ids(new int32_t[rows * k]) {
     std::fill_n(top_ids.get(), rows * k, -1);
     std::fill_n(top_logprobs.get(), rows * k, -9999.0f);
   }
@@ -385,8 +393,16 @@ nb::tuple row_logprobs(Matrix logits, Ids targets, int32_t num_top, const std::s
   require(int64_t(targets.shape(0)) == rows, "targets: one for each row of logits");
   require(num_top >= 0 && num_top <= vocab, "num_top: from 0 to the vocabulary");
   LogprobArrays found{size_t(rows), size_t(num_top)};
-  const LogprobArgs a{rows, vocab, logits.data(), logits.stride(0), targets.data(), num_top,
-                      found.logprob.get(), found.rank.get(), found.top_ids.get(), found.top_logprobs.get()};
+  const LogprobArgs a{rows,
+                      vocab,
+                      logits.data(),
+                      logits.stride(0),
+                      targets.data(),
+                      num_top,
+                      found.logprob.get(),
+                      found.rank.get(),
+                      found.top_ids.get(),
+                      found.top_logprobs.get()};
   const KernelTable& kernels = best_kernels(isa.c_str());
   run_threads(threads, 0, [&](int ith, int nth, uint8_t*) { kernels.logprobs(a, ith, nth); });
   return found.release();

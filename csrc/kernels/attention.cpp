@@ -16,9 +16,9 @@ namespace {
 constexpr int64_t kTile = 16;
 constexpr int64_t kChunk = kAttentionChunk;
 constexpr int64_t kTiles = kChunk / kTile;
-constexpr int64_t kMaxRows = 96;    // of a unit; with head_dim 64 its state and a widened chunk fit into 256 KiB
-constexpr int64_t kWidenAbove = 12; // rows from which a bf16 chunk is widened into scratch instead of in each use
-constexpr int64_t kSplitRows = 16;  // a unit of at most so many rows may be shared by threads, chunk by chunk
+constexpr int64_t kMaxRows = 96;     // of a unit; with head_dim 64 its state and a widened chunk fit into 256 KiB
+constexpr int64_t kWidenAbove = 12;  // rows from which a bf16 chunk is widened into scratch instead of in each use
+constexpr int64_t kSplitRows = 16;   // a unit of at most so many rows may be shared by threads, chunk by chunk
 constexpr int kPerTile = int(kTile) / kLanes;
 constexpr int kBlockRows = 6;
 const float kInf = std::numeric_limits<float>::infinity();
@@ -65,8 +65,9 @@ void score_tiles(const float* q, int64_t ldq, const E* const* k, int64_t head_di
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) sum[r][v] = zero();
   for (int64_t d = 0; d < head_dim; ++d) {
-    multiply<R, V>(sum, [&](int r) { return set1(q[r * ldq + d]); },
-                   [&](int v) { return load_kv(k[v / kPerTile] + d * kTile + v % kPerTile * kLanes); });
+    multiply<R, V>(
+        sum, [&](int r) { return set1(q[r * ldq + d]); },
+        [&](int v) { return load_kv(k[v / kPerTile] + d * kTile + v % kPerTile * kLanes); });
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) store(s + r * kChunk + v * kLanes, sum[r][v]);
@@ -118,12 +119,13 @@ void value_columns(const float* p, const E* const* values, int64_t ldv, int64_t 
     for (int v = 0; v < V; ++v) store(o + r * ldo + d + v * kLanes, sum[r][v]);
 }
 
-struct Visible { int64_t first, end; };  // positions of a chunk that a row sees, relative to the chunk; empty if first >= end
+struct Visible {
+  int64_t first, end;
+};  // positions of a chunk that a row sees, relative to the chunk; empty if first >= end
 
 // Columns [d, d + V * kLanes) of R rows: tokens that only some rows see are added row by row, the common ones together.
 template <int R, int V, class E>
-void value_rows(const float* p, const E* const* v, int64_t ldv, int64_t d, float* o, int64_t ldo, const Visible* seen,
-                const Ahead* ahead) {
+void value_rows(const float* p, const E* const* v, int64_t ldv, int64_t d, float* o, int64_t ldo, const Visible* seen, const Ahead* ahead) {
   int64_t first = seen[0].first, end = seen[0].end;
   for (int r = 1; r < R; ++r) first = std::max(first, seen[r].first), end = std::min(end, seen[r].end);
   if (R == 1 || first >= end) {
@@ -140,16 +142,24 @@ void value_rows(const float* p, const E* const* v, int64_t ldv, int64_t d, float
 
 // Calls f with the number of rows, 1 to kBlockRows, as a constant.
 template <int N>
-struct Constant { static constexpr int value = N; };
+struct Constant {
+  static constexpr int value = N;
+};
 template <class Fn>
 void with_rows(int rows, Fn f) {
   switch (rows) {
-    case 1: return f(Constant<1>());
-    case 2: return f(Constant<2>());
-    case 3: return f(Constant<3>());
-    case 4: return f(Constant<4>());
-    case 5: return f(Constant<5>());
-    default: return f(Constant<6>());
+    case 1:
+      return f(Constant<1>());
+    case 2:
+      return f(Constant<2>());
+    case 3:
+      return f(Constant<3>());
+    case 4:
+      return f(Constant<4>());
+    case 5:
+      return f(Constant<5>());
+    default:
+      return f(Constant<6>());
   }
 }
 

@@ -42,7 +42,9 @@ float sum_of_squares(const float* x, int64_t n, float center) {
   return fold(sums);
 }
 
-struct Stats { float mean, inverse; };
+struct Stats {
+  float mean, inverse;
+};
 
 Stats measure(const NormArgs& a, const float* x, int64_t n) {
   const float mean = a.layer_norm ? sum(x, n) / float(n) : 0.0f;

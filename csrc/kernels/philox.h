@@ -6,7 +6,9 @@
 namespace octavo {
 namespace OCTAVO_NS {
 
-struct PhiloxBlock { uint32_t x[4]; };
+struct PhiloxBlock {
+  uint32_t x[4];
+};
 
 inline PhiloxBlock philox4x32(PhiloxBlock counter, uint32_t key0, uint32_t key1) {
   for (int round = 0; round < 10; ++round) {

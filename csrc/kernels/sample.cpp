@@ -24,12 +24,12 @@
 namespace octavo::OCTAVO_NS {
 namespace {
 
-constexpr int kBlock = 256;      // tokens whose weights are summed together
-constexpr int kFine = 64;        // tokens per recorded maximum
-constexpr int kSmallTopK = 256;  // up to here top-k works on a short list of candidates
-constexpr float kLikelyNats = 8.5f;       // top-p looks first at the tokens so near to the best one
-constexpr int kFewCandidates = 2048;      // and is content with them if they are few and hold the mass
-constexpr int kBuckets = 2304;   // 64 to the octave, 36 octaves: below the last one every weight is 0
+constexpr int kBlock = 256;           // tokens whose weights are summed together
+constexpr int kFine = 64;             // tokens per recorded maximum
+constexpr int kSmallTopK = 256;       // up to here top-k works on a short list of candidates
+constexpr float kLikelyNats = 8.5f;   // top-p looks first at the tokens so near to the best one
+constexpr int kFewCandidates = 2048;  // and is content with them if they are few and hold the mass
+constexpr int kBuckets = 2304;        // 64 to the octave, 36 octaves: below the last one every weight is 0
 constexpr float kBucketsPerNat = 92.332482616893657f;
 constexpr float kWeightOne = 1073741824.0f;  // 2^30
 constexpr float kGreedyBelow = 1e-5f;
@@ -47,14 +47,14 @@ size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 // One thread's memory.
 struct Work {
-  float* raw;             // the untouched logits, when they are asked for
+  float* raw;  // the untouched logits, when they are asked for
   int32_t* weights;
   Candidate* candidates;
-  uint64_t* sums;         // per kBlock tokens
-  float* maxima;          // per kFine tokens
-  float* selection;       // a copy of the maxima that may be reordered; allowed logits
-  uint64_t* histogram;    // kBuckets
-  uint64_t* seen;         // one bit a token
+  uint64_t* sums;       // per kBlock tokens
+  float* maxima;        // per kFine tokens
+  float* selection;     // a copy of the maxima that may be reordered; allowed logits
+  uint64_t* histogram;  // kBuckets
+  uint64_t* seen;       // one bit a token
 
   // Lays the parts out from `base` and returns the bytes used; with base null only that.
   size_t layout(int64_t vocab, uint8_t* base) {

@@ -4,12 +4,16 @@
 
 namespace octavo::OCTAVO_NS {
 
-struct Span { int64_t begin, end; };
+struct Span {
+  int64_t begin, end;
+};
 
 inline Span share(int64_t total, int ith, int nth) { return {total * ith / nth, total * (ith + 1) / nth}; }
 
 // For element-wise kernels: whole rows for each thread, or, with fewer rows than threads, columns of every row in multiples of 16.
-struct Patch { Span rows, columns; };
+struct Patch {
+  Span rows, columns;
+};
 
 inline Patch patch(int64_t rows, int64_t width, int ith, int nth) {
   if (rows >= nth) return {share(rows, ith, nth), {0, width}};

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+
 from octavo import _native
 
 kernels = _native.kernels
@@ -90,7 +92,7 @@ def attend(shape, sequences, seed=0, write_isa="", **options):
         q, out, start, lens, table, k_cache, v_cache, shape.scale, shape.soft_cap, shape.window, **options
     )
     assert np.isnan(wide[:, q.shape[1] :]).all()
-    return [out[a:b].copy() for a, b in zip(start, start[1:], strict=False)]
+    return [out[a:b].copy() for a, b in pairwise(start)]
 
 
 def reference(shape, s):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from octavo import _native
 from sample_reference import (
     SampleParams,
     adjust,
@@ -14,6 +13,8 @@ from sample_reference import (
     uniform_bits,
     weights,
 )
+
+from octavo import _native
 
 ISAS = sorted({*_native.isa_names(), "portable16"})
 INF = np.float32(np.inf)
