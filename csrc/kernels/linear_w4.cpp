@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kTileRows = kRegisters == 32 ? 6 : 4;
 constexpr int kTileCols = 2;        // panels side by side: an activation is loaded once for both
-constexpr int64_t kExpandFrom = 8;  // rows from which panels are expanded once instead of nibble by nibble per row tile
+constexpr int64_t kExpandFrom = 20;  // rows from which it pays to expand panels once, not nibble by nibble per row tile
 
 // The quantised rows of one tile.
 struct Rows {
