@@ -68,11 +68,16 @@ class BufferView {
 
 const char* code_formats(WeightKind kind) {
   switch (kind) {
-    case WeightKind::f32: return "f";
-    case WeightKind::bf16: return "H";
-    case WeightKind::f16: return "eH";
-    case WeightKind::w8: return "b";
-    case WeightKind::w4: return "B";
+    case WeightKind::f32:
+      return "f";
+    case WeightKind::bf16:
+      return "H";
+    case WeightKind::f16:
+      return "eH";
+    case WeightKind::w8:
+      return "b";
+    case WeightKind::w4:
+      return "B";
   }
   return "";
 }
@@ -100,7 +105,8 @@ SourceViews read_source(nb::handle item, WeightKind kind) {
   s.codes = std::make_unique<BufferView>(fields[0], "codes");
   s.codes->require_format(code_formats(kind), std::string("codes of kind ") + kind_name(kind));
   const bool quantised = kind == WeightKind::w4 || kind == WeightKind::w8;
-  require(s.codes->ndim() == (quantised ? 3 : 2), quantised ? "codes: shape must be [rows, groups, bytes]" : "codes: shape must be [rows, k]");
+  require(s.codes->ndim() == (quantised ? 3 : 2),
+          quantised ? "codes: shape must be [rows, groups, bytes]" : "codes: shape must be [rows, k]");
   require(fields[1].is_none() != quantised, quantised ? "scales are missing" : "plain weights have no scales");
   require(quantised || fields[2].is_none(), "plain weights have no mins");
   if (quantised) s.scales = group_values(fields[1], *s.codes, "scales");
@@ -129,7 +135,8 @@ PackSource pack_source(const SourceViews& s) {
   return p;
 }
 
-std::unique_ptr<PackedWeight> pack_weight(const std::string& kind_text, int64_t n, int64_t k, nb::sequence sources, const std::string& isa) {
+std::unique_ptr<PackedWeight> pack_weight(const std::string& kind_text, int64_t n, int64_t k, nb::sequence sources,
+                                          const std::string& isa) {
   const WeightKind kind = kind_of(kind_text);
   require(n >= 1 && k >= 1 && n < kMaxSide && k < kMaxSide / n, "n and k must be positive and sane");
   std::vector<SourceViews> views;
@@ -142,8 +149,8 @@ std::unique_ptr<PackedWeight> pack_weight(const std::string& kind_text, int64_t 
     rows += s.codes->shape(0);
     has_mins |= s.mins != nullptr;
     require(group_of(*s.codes, kind) == group, "all sources of one weight must have the same group");
-    require(s.codes->shape(1) == (group ? (k + group - 1) / group : k), "codes: " + std::to_string(s.codes->shape(1)) +
-                                                                         " along the second axis do not make k = " + std::to_string(k));
+    require(s.codes->shape(1) == (group ? (k + group - 1) / group : k),
+            "codes: " + std::to_string(s.codes->shape(1)) + " along the second axis do not make k = " + std::to_string(k));
   }
   require(rows == n, "the sources hold " + std::to_string(rows) + " rows, not n = " + std::to_string(n));
 
@@ -195,7 +202,7 @@ void require_rows(const Matrix& m, const char* what) {
 const KernelTable& kernels_for(const PackedWeight& weight, const std::string& isa) {
   const KernelTable& table = isa.empty() ? *weight.table : best_kernels(isa.c_str());
   require(table.lanes == weight.w.lanes, "the weight was packed for " + std::to_string(weight.w.lanes) + " lanes; '" +
-                                              std::string(table.name) + "' has " + std::to_string(table.lanes));
+                                             std::string(table.name) + "' has " + std::to_string(table.lanes));
   return table;
 }
 
@@ -250,8 +257,9 @@ QuantTuple quantize_rows(Matrix x, const std::string& isa, int threads) {
   {
     nb::gil_scoped_release release;
     std::unique_ptr<ThreadPool> own;
-    pool_for(threads, own).run(
-        [&](int ith, int nth) { table.quantize_rows(x.data(), x.stride(0), rows, k, out.k_padded, out.rows(), ith, nth); });
+    pool_for(threads, own).run([&](int ith, int nth) {
+      table.quantize_rows(x.data(), x.stride(0), rows, k, out.k_padded, out.rows(), ith, nth);
+    });
   }
   Owned<int8_t> q(0);
   Owned<float> scale(0), sum(0);

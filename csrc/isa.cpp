@@ -7,8 +7,8 @@
 
 namespace octavo {
 
-#define OCTAVO_DECLARE(name) \
-  namespace name {           \
+#define OCTAVO_DECLARE(name)      \
+  namespace name {                \
   extern const KernelTable table; \
   }
 #if defined(OCTAVO_HAS_portable)

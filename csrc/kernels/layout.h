@@ -15,12 +15,12 @@
 namespace octavo::OCTAVO_NS {
 
 struct Layout {
-  int64_t tiles;       // of kLanes channels
-  int64_t groups;      // of kGroup inputs
-  int scales_per_group;  // per channel: w8 with groups of 16 has 2
-  size_t group_bytes;  // of one tile
+  int64_t tiles;              // of kLanes channels
+  int64_t groups;             // of kGroup inputs
+  int scales_per_group;       // per channel: w8 with groups of 16 has 2
+  size_t group_bytes;         // of one tile
   size_t scales_at, mins_at;  // offsets in a group
-  size_t panel_bytes;  // of one tile
+  size_t panel_bytes;         // of one tile
 };
 
 inline Layout layout_of(WeightKind kind, int64_t n, int64_t k_padded, int group, bool has_mins) {
@@ -28,9 +28,13 @@ inline Layout layout_of(WeightKind kind, int64_t n, int64_t k_padded, int group,
   l.tiles = (n + kLanes - 1) / kLanes;
   l.groups = k_padded / kGroup;
   switch (kind) {
-    case WeightKind::f32: l.group_bytes = size_t(kGroup) * kLanes * 4; break;
+    case WeightKind::f32:
+      l.group_bytes = size_t(kGroup) * kLanes * 4;
+      break;
     case WeightKind::f16:
-    case WeightKind::bf16: l.group_bytes = size_t(kGroup) * kLanes * 2; break;
+    case WeightKind::bf16:
+      l.group_bytes = size_t(kGroup) * kLanes * 2;
+      break;
     case WeightKind::w8:
     case WeightKind::w4: {
       l.scales_per_group = kind == WeightKind::w8 ? kGroup / group : 1;

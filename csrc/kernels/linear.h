@@ -20,8 +20,8 @@ namespace octavo::OCTAVO_NS {
 // A tile's loop is a function of its own: inlined into the walk over rows, it shares registers with it and spills its own.
 #define OCTAVO_TILE __attribute__((noinline))
 
-constexpr int kMaxTiles = 4;    // panels computed before an epilogue
-constexpr int kMaxChunk = 64;   // rows likewise
+constexpr int kMaxTiles = 4;   // panels computed before an epilogue
+constexpr int kMaxChunk = 64;  // rows likewise
 constexpr int64_t kAccRow = kMaxTiles * kLanes;
 constexpr size_t kAccBytes = size_t(kMaxChunk) * kAccRow * 4;
 

@@ -179,9 +179,8 @@ class FloatKernel {
   static void row_tiles(const W& w, Rows x, int64_t rows, int64_t from, int64_t to, Ahead ahead, float* acc) {
     for (int64_t i = 0, count; i < rows; i += count, ahead = Ahead{}) {
       count = tile_rows(rows - i, kTileRows);
-      with_rows<kTileRows>(count, [&](auto mr) {
-        product<mr.value, NT>(w, Rows{x.x + i * x.stride, x.stride}, from, to, ahead, acc + i * kAccRow);
-      });
+      with_rows<kTileRows>(
+          count, [&](auto mr) { product<mr.value, NT>(w, Rows{x.x + i * x.stride, x.stride}, from, to, ahead, acc + i * kAccRow); });
     }
   }
   template <class W, int NT>

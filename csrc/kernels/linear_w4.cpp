@@ -7,7 +7,7 @@ namespace octavo::OCTAVO_NS {
 namespace {
 
 constexpr int kTileRows = kRegisters == 32 ? 6 : 4;
-constexpr int kTileCols = 2;        // panels side by side: an activation is loaded once for both
+constexpr int kTileCols = 2;         // panels side by side: an activation is loaded once for both
 constexpr int64_t kExpandFrom = 20;  // rows from which it pays to expand panels once, not nibble by nibble per row tile
 
 // The quantised rows of one tile.
@@ -172,9 +172,7 @@ class W4 {
 
 }  // namespace
 
-size_t linear_w4_scratch(int64_t k) {
-  return kAccBytes + Expanded<kTileCols>::kGroupBytes * size_t(pad_k(k) / kGroup) + kArenaSlack;
-}
+size_t linear_w4_scratch(int64_t k) { return kAccBytes + Expanded<kTileCols>::kGroupBytes * size_t(pad_k(k) / kGroup) + kArenaSlack; }
 
 void linear_w4(const LinearArgs& args, int ith, int nth) {
   args.w->has_mins ? run_linear<W4<true>>(args, ith, nth) : run_linear<W4<false>>(args, ith, nth);

@@ -12,7 +12,7 @@ constexpr int kTileCols = 2;  // panels side by side: an activation is loaded on
 struct Rows {
   const int8_t* q;
   const float* scale;
-  const int32_t* sums;  // of q over each of the weights' groups
+  const int32_t* sums;              // of q over each of the weights' groups
   int64_t k_padded, groups, parts;  // groups of 32; parts: the weights' groups
 };
 

@@ -30,8 +30,8 @@ void pack_w4(const Layout& l, Channel c, const uint8_t* codes, int64_t codes_gro
   }
 }
 
-void pack_w8(const Layout& l, Channel c, int group, int64_t source_groups, const uint8_t* codes, int64_t codes_group,
-             const uint8_t* scales, int64_t scales_group, const uint8_t* mins, int64_t mins_group) {
+void pack_w8(const Layout& l, Channel c, int group, int64_t source_groups, const uint8_t* codes, int64_t codes_group, const uint8_t* scales,
+             int64_t scales_group, const uint8_t* mins, int64_t mins_group) {
   for (int64_t g = 0; g < source_groups; ++g) {
     const int64_t first = g * group;
     const int part = int(first % kGroup) / group;
@@ -39,8 +39,7 @@ void pack_w8(const Layout& l, Channel c, int group, int64_t source_groups, const
     const uint8_t* from = codes + g * codes_group;
     for (int s = 0; s < group / 4; ++s) std::memcpy(to + (part * group / 4 + s) * 4 * kLanes + 4 * c.lane, from + 4 * s, 4);
     put_half(to + l.scales_at + size_t(part) * kLanes * 2, c.lane, scales + g * scales_group);
-    if (l.group_bytes > l.mins_at)
-      put_half(to + l.mins_at + size_t(part) * kLanes * 2, c.lane, mins ? mins + g * mins_group : kZeroHalf);
+    if (l.group_bytes > l.mins_at) put_half(to + l.mins_at + size_t(part) * kLanes * 2, c.lane, mins ? mins + g * mins_group : kZeroHalf);
   }
 }
 
@@ -51,8 +50,7 @@ void pack_float(WeightKind kind, Channel c, int64_t k, const uint8_t* codes, int
   } else if (kind == WeightKind::f16) {
     for (int64_t i = 0; i < k; ++i) std::memcpy(c.panel + (i * kLanes + c.lane) * 2, codes + i * stride, 2);
   } else {
-    for (int64_t i = 0; i < k; ++i)
-      std::memcpy(c.panel + ((i / 2 * kLanes + c.lane) * 2 + i % 2) * 2, codes + i * stride, 2);
+    for (int64_t i = 0; i < k; ++i) std::memcpy(c.panel + ((i / 2 * kLanes + c.lane) * 2 + i % 2) * 2, codes + i * stride, 2);
   }
 }
 

@@ -56,8 +56,27 @@ void linear(const LinearArgs& args, int ith, int nth) {
 
 extern const KernelTable table;
 const KernelTable table = {
-    OCTAVO_TEXT(OCTAVO_NS), kLanes, score, packed_bytes, pack, dequant_row, quantize_rows, linear_scratch, linear, norm, rope, act,
-    embed, add, gather, kv_write, attention_scratch, attention, sample_scratch, sample, logprobs,
+    OCTAVO_TEXT(OCTAVO_NS),
+    kLanes,
+    score,
+    packed_bytes,
+    pack,
+    dequant_row,
+    quantize_rows,
+    linear_scratch,
+    linear,
+    norm,
+    rope,
+    act,
+    embed,
+    add,
+    gather,
+    kv_write,
+    attention_scratch,
+    attention,
+    sample_scratch,
+    sample,
+    logprobs,
 };
 
 }  // namespace octavo::OCTAVO_NS

@@ -19,9 +19,7 @@ inline F zero() { return _mm256_setzero_ps(); }
 inline F set1(float s) { return _mm256_set1_ps(s); }
 inline F load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, F v) { _mm256_storeu_ps(p, v); }
-inline __m256i lane_mask(int n) {
-  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
+inline __m256i lane_mask(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
 inline F load_n(const float* p, int n) { return _mm256_maskload_ps(p, lane_mask(n)); }
 inline void store_n(float* p, F v, int n) { _mm256_maskstore_ps(p, lane_mask(n), v); }
 inline F add(F a, F b) { return _mm256_add_ps(a, b); }

@@ -70,9 +70,7 @@ inline __m512i bf16_bits(F v) {
   const __m512i quiet = _mm512_or_si512(top, _mm512_set1_epi32(0x40));
   return _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), rounded, quiet);
 }
-inline void store_bf16(uint16_t* p, F v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bf16_bits(v)));
-}
+inline void store_bf16(uint16_t* p, F v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bf16_bits(v))); }
 inline F round_bf16(F v) { return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_bits(v), 16)); }
 // The two bf16 of each slot, widened.
 inline F pair_even(B w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
@@ -80,9 +78,7 @@ inline F pair_odd(B w) { return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_s
 inline F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 
 inline F round_even(F v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline void store_i8(int8_t* p, F v) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
-}
+inline void store_i8(int8_t* p, F v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
 inline F scale_pow2(F p, F n) {
   // In two factors: 2^128 alone is not a float.
   const __m512i i = _mm512_cvtps_epi32(n), first = _mm512_srai_epi32(i, 1), second = _mm512_sub_epi32(i, first);
