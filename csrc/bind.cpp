@@ -25,6 +25,8 @@ ThreadPool& thread_pool() {
 
 NB_MODULE(_native, m) {
   using namespace octavo;
+  // What is alive when the interpreter ends is freed by the system; the report would only alarm users.
+  nb::set_leak_warnings(false);
   m.def("available_cpus", &available_cpus, "CPUs of the affinity mask, capped by the cgroup's quota.");
   m.def(
       "set_num_threads", [](int n, bool pin) { pool = std::make_unique<ThreadPool>(n, pin); }, nb::arg("n"), nb::arg("pin") = false,
