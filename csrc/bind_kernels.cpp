@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -208,6 +209,33 @@ void check_sequences(const AttentionArgs& a, int64_t blocks_per_row) {
   }
 }
 
+// Runs `repeat` times on poisoned scratch, and checks that the counters in the shared memory are left as they were found.
+void run_attention(const KernelTable& kernels, AttentionArgs a, int threads, bool share, int repeat) {
+  const int nth = threads > 0 ? threads : thread_pool().size();
+  const size_t slot_bytes = 256 << 10, scratch_bytes = kernels.attention_scratch(a.kv.head_dim);
+  const std::unique_ptr<uint8_t[]> memory(share ? new uint8_t[slot_bytes * size_t(nth) + 64]() : nullptr);
+  if (share) {
+    a.shared = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) / 64 * 64);
+    a.shared_bytes = slot_bytes * size_t(nth);
+  }
+  Barrier barrier(nth);
+  const auto run = [&](int ith, int n, uint8_t* scratch) {
+    AttentionArgs mine = a;
+    mine.scratch = scratch;
+    mine.scratch_bytes = scratch_bytes;
+    for (int i = 0; i < repeat; ++i) {
+      kernels.attention(mine, ith, n);
+      barrier.wait();
+    }
+  };
+  run_threads(threads, scratch_bytes, run, true);
+  for (int i = 0; share && i < nth; ++i) {
+    int32_t counter;
+    std::memcpy(&counter, a.shared + size_t(i) * slot_bytes, 4);
+    if (counter != 0) throw std::runtime_error("attention left a counter of its shared memory behind");
+  }
+}
+
 void bind_attention(nb::module_& m) {
   m.def(
       "kv_write",
@@ -246,27 +274,7 @@ void bind_attention(nb::module_& m) {
         a.block_table = block_table.data(), a.ld_block_table = block_table.stride(0);
         a.scale = scale, a.soft_cap = soft_cap, a.window = window;
         check_sequences(a, int64_t(block_table.shape(1)));
-        const KernelTable& kernels = best_kernels(isa.c_str());
-        const size_t shared_bytes = share ? size_t(std::max(threads, 16)) * (256 << 10) : 0;
-        const std::unique_ptr<uint8_t[]> shared(share ? new uint8_t[shared_bytes + 64]() : nullptr);
-        a.shared = share ? reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(shared.get()) + 63) / 64 * 64) : nullptr;
-        a.shared_bytes = shared_bytes;
-        const size_t scratch_bytes = kernels.attention_scratch(a.kv.head_dim);
-        Barrier* barrier = nullptr;
-        std::unique_ptr<Barrier> own;
-        if (repeat > 1) barrier = (own = std::make_unique<Barrier>(threads > 0 ? threads : thread_pool().size())).get();
-        run_threads(
-            threads, scratch_bytes,
-            [&](int ith, int nth, uint8_t* scratch) {
-              AttentionArgs mine = a;
-              mine.scratch = scratch;
-              mine.scratch_bytes = scratch_bytes;
-              for (int i = 0; i < repeat; ++i) {
-                kernels.attention(mine, ith, nth);
-                if (barrier) barrier->wait();
-              }
-            },
-            true);
+        run_attention(best_kernels(isa.c_str()), a, threads, share, repeat);
       },
       "q"_a.noconvert(), "y"_a.noconvert(), "query_start"_a.noconvert(), "seq_lens"_a.noconvert(), "block_table"_a.noconvert(),
       "k_cache"_a.noconvert(), "v_cache"_a.noconvert(), "scale"_a, "soft_cap"_a = 0.0f, "window"_a = 0, "isa"_a = "", "threads"_a = 0,
