@@ -11,6 +11,7 @@ namespace octavo {
 namespace {
 
 constexpr size_t kHugePage = size_t(2) << 20;
+constexpr size_t kSharedPerThread = size_t(256) << 10;
 
 const char* op_name(const Instruction& in) {
   switch (in.op) {
@@ -69,6 +70,7 @@ Program::Program(const KernelTable& kernels, size_t arena_bytes, const KvPool& k
 
 Program::~Program() {
   for (Arena* scratch : scratch_) delete scratch;
+  for (Arena* shared : shared_) delete shared;
 }
 
 void Program::finish() {
@@ -102,6 +104,8 @@ QuantRows Program::quant(const QuantRef& ref) const {
 void Program::run(int stage, const StepInput& step, ThreadPool& pool) {
   // One scratch per thread, made on first use, so that the pool may have been replaced since.
   while (scratch_.size() < size_t(pool.size())) scratch_.push_back(new Arena(scratch_bytes_));
+  const size_t shared = kSharedPerThread * size_t(pool.size());
+  if (shared_.empty() || shared_.back()->bytes() < shared) shared_.push_back(new Arena(shared));
   Barrier barrier(pool.size());
   pool.run([&](int ith, int nth) {
     for (size_t i = 0; i < code_.size(); ++i) {
@@ -164,6 +168,7 @@ void Program::execute(const Instruction& in, const StepInput& step, int ith, int
       a.block_table = step.block_table, a.ld_block_table = step.ld_block_table;
       a.scale = in.scale, a.soft_cap = in.soft_cap, a.window = in.window, a.kv = kv_.layer(in.layer);
       a.scratch = scratch, a.scratch_bytes = scratch_bytes_;
+      a.shared = shared_.back()->data(), a.shared_bytes = shared_.back()->bytes();
       return kernels_.attention(a, ith, nth);
     }
   }

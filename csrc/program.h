@@ -104,6 +104,7 @@ class Program {
   std::vector<Instruction> code_;
   size_t scratch_bytes_ = 0;
   std::vector<Arena*> scratch_;
+  std::vector<Arena*> shared_;  // the last one is in use: attention's, for all threads together
   std::vector<double> seconds_;
   bool profiling_ = false;
 

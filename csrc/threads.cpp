@@ -108,6 +108,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(const std::function<void(int, int)>& fn) {
+  std::lock_guard<std::mutex> turn(run_mutex_);
   if (n_ == 1) return fn(0, 1);
   job_ = &fn;
   pending_.store(n_ - 1, std::memory_order_relaxed);

@@ -40,6 +40,7 @@ class ThreadPool {
   alignas(64) std::atomic<unsigned> epoch_{0};
   alignas(64) std::atomic<int> pending_{0};
   std::atomic<bool> stop_{false};
+  std::mutex run_mutex_;  // the callers' turn: two Python threads may step two engines
   std::mutex mutex_;
   std::condition_variable wake_;
   std::atomic<int> sleepers_{0};
