@@ -240,7 +240,7 @@ class EngineConfig:
 
     @staticmethod
     def resolve(
-        args: EngineArgs, *, context_length: int, kv_bytes_per_token: int, kv_dtype: str, weights_bytes: int, num_cpus: int
+        args: EngineArgs, *, context_length: int, kv_bytes_per_token: int, kv_dtype: str, num_cpus: int
     ) -> EngineConfig:
         """Sections from arguments, the model's numbers and the machine.
 

@@ -66,7 +66,6 @@ def build_engine(args: EngineArgs, model_path: str) -> Built:
         context_length=model.context_length,
         kv_bytes_per_token=model.kv_layout.bytes_per_token(kv_dtype),
         kv_dtype=kv_dtype,
-        weights_bytes=report.weights_bytes,
         num_cpus=available_cpus(),
     )
     set_num_threads(config.device.num_threads, config.device.pin_threads)

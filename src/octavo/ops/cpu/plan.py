@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.ops.cpu.trace import Kind, Node, Rows, Traced
 from octavo.ops.packed import PackedWeight, WeightKind
@@ -71,7 +71,6 @@ class Step:
     epilogue: int = 0
     store: bool = True
     heads: int = 0
-    buffers: list[Buffer] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

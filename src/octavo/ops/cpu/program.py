@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +40,6 @@ class CpuProgram:
         self._keep: list[object] = []
         self._packed: dict[int, Any] = {}
         self._isa = isa
-        self.pack_seconds = 0.0
         nodes, _, logits = trace(model, max_positions)
         plan = Planner(nodes, logits).plan(max_tokens, max_rows)
         self._native = self._assemble(plan, max_tokens, max_rows, model.vocab_size)
@@ -80,11 +78,9 @@ class CpuProgram:
     def _weight(self, weight: PackedWeight) -> Any:
         """The weight in the kernels' layout, made once: a tied head shares the embedding's."""
         if id(weight) not in self._packed:
-            start = time.perf_counter()
             sources = [(part.codes, part.scales, part.mins) for part in weight.parts]
             self._packed[id(weight)] = _native.pack(weight.kind.value, weight.n, weight.k, sources, self._isa)
             self._keep.append(self._packed[id(weight)])
-            self.pack_seconds += time.perf_counter() - start
         return self._packed[id(weight)]
 
     def _array(self, array: NDArray[np.float32] | None) -> F32:
