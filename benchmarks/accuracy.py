@@ -63,7 +63,7 @@ def whole(ids: list[int]) -> Batch:
     n = len(ids)
     positions = np.arange(n, dtype=np.int32)
     table = np.arange(-(-n // BLOCK), dtype=np.int32)[None]
-    return Batch(np.array(ids, np.int32), positions, positions, np.array([0, n], np.int32), np.array([n], np.int32), table)
+    return Batch(np.array(ids, np.int32), positions, positions[None], np.array([0, n], np.int32), np.array([n], np.int32), table[None])
 
 
 def program_of(source: ModelSource, backend: str, tokens: int) -> CpuProgram | ReferenceProgram:

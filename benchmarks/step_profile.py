@@ -28,15 +28,15 @@ def decode_batch(size: int, context: int) -> Batch:
     table = np.arange(size * blocks, dtype=np.int32).reshape(size, blocks)
     slots = table[:, -1] * BLOCK + context % BLOCK
     return Batch(
-        np.arange(size, dtype=np.int32) + 500, np.full(size, context, np.int32), slots.astype(np.int32), np.arange(size + 1, dtype=np.int32),
-        np.full(size, context + 1, np.int32), table,
+        np.arange(size, dtype=np.int32) + 500, np.full(size, context, np.int32), slots.astype(np.int32)[None], np.arange(size + 1, dtype=np.int32),
+        np.full(size, context + 1, np.int32), table[None],
     )  # fmt: skip
 
 
 def prefill_batch(tokens: int) -> Batch:
     positions = np.arange(tokens, dtype=np.int32)
     table = np.arange(tokens // BLOCK + 1, dtype=np.int32)[None]
-    return Batch(positions + 500, positions, positions, np.array([0, tokens], np.int32), np.array([tokens], np.int32), table)
+    return Batch(positions + 500, positions, positions[None], np.array([0, tokens], np.int32), np.array([tokens], np.int32), table[None])
 
 
 def seconds(run: Callable[[], object], repeats: int) -> float:

@@ -70,7 +70,7 @@ def mixed_batch() -> Batch:
     for row, blocks in zip(table, tables, strict=True):
         row[: len(blocks)] = blocks
     starts = np.cumsum([0, *(b - a for a, b in spans)])
-    return Batch(ids, positions, slots.astype(np.int32), starts.astype(np.int32), np.array([b for _, b in spans], np.int32), table)
+    return Batch(ids, positions, slots.astype(np.int32)[None], starts.astype(np.int32), np.array([b for _, b in spans], np.int32), table[None])
 
 
 @pytest.mark.parametrize("isa", ["", "portable", "portable16"])
@@ -103,7 +103,7 @@ def test_logits_can_be_asked_again() -> None:
     ("field", "value", "message"),
     [
         ("input_ids_T", VOCAB, "vocabulary"), ("input_ids_T", -1, "vocabulary"), ("positions_T", 256, "context"),
-        ("slot_mapping_T", BLOCKS * BLOCK, "KV pool"), ("block_table_SB", BLOCKS, "KV pool"), ("seq_lens_S", 4, "shorter"), ("seq_lens_S", 60, "too short"),
+        ("slot_mapping_GT", BLOCKS * BLOCK, "KV pool"), ("block_table_GSB", BLOCKS, "KV pool"), ("seq_lens_S", 4, "shorter"), ("seq_lens_S", 60, "too short"),
     ],
 )  # fmt: skip
 def test_bad_indices_are_refused(field: str, value: int, message: str) -> None:

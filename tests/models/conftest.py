@@ -26,8 +26,8 @@ def one_sequence(ids: list[int], start: int, length: int, blocks: list[int]) -> 
     table = np.array(blocks, np.int32)
     slots = table[positions // BLOCK] * BLOCK + positions % BLOCK
     return Batch(
-        np.array(ids[start:length], np.int32), positions, slots.astype(np.int32), np.array([0, length - start], np.int32),
-        np.array([length], np.int32), table[None],
+        np.array(ids[start:length], np.int32), positions, slots.astype(np.int32)[None], np.array([0, length - start], np.int32),
+        np.array([length], np.int32), table[None, None],
     )  # fmt: skip
 
 

@@ -19,7 +19,10 @@ from octavo.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """A model's rotary embedding. `rot`: columns of a head that turn. Frozen, so that equal layers share one table."""
+    """A rotary embedding. `rot`: columns of a head that turn; `pairs`: neighbours turn together, not halves.
+
+    Frozen, so that equal layers share one table.
+    """
 
     theta: float
     rot: int
@@ -28,6 +31,7 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    pairs: bool = False
 
     @staticmethod
     def read(hf: HFConfig) -> Rope:
@@ -52,6 +56,10 @@ class Rope:
     def table(self, positions: int) -> NDArray[np.float32]:
         """float32 [positions, rot]: cosines of rot/2 frequencies, then their sines."""
         return _table(self, positions)
+
+    def query_table(self, positions: int) -> NDArray[np.float32]:
+        """The table that queries turn by; the same object wherever it is the same."""
+        return self.table(positions)
 
     def frequencies(self) -> NDArray[np.float32]:
         """float32 [rot / 2], radians per position."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.ops.packed import PackedWeight
-from octavo.quantization import Format, Tensors, plain_values
+from octavo.quantization import Format, Tensors, pack_transposed, plain_values
 
 
 class Checkpoint(Protocol):
@@ -29,8 +29,8 @@ class Checkpoint(Protocol):
 
     def has(self, name: str) -> bool: ...
 
-    def packed(self, name: str, n: int, k: int) -> PackedWeight:
-        """Weights of the module `name` (without `.weight`): n output channels or rows of k inputs.
+    def packed(self, name: str, n: int, k: int, transposed: bool = False) -> PackedWeight:
+        """Weights of the module `name` (without `.weight`): n output channels or rows of k inputs; `transposed`: plain ones are stored [k, n].
 
         Views into the mapped files where their layout allows. Raises ModelFileError naming file, tensor, stored and expected shape.
         """
@@ -52,10 +52,11 @@ class Checkpoint(Protocol):
 class FileCheckpoint:
     """Stored tensors, read through a format."""
 
-    def __init__(self, tensors: Tensors, format: Format, format_name: str) -> None:
+    def __init__(self, tensors: Tensors, format: Format, format_name: str, dtype: str = "auto") -> None:
         self.tensors = tensors
         self.format = format
         self.format_name = format_name
+        self.dtype = dtype
 
     @property
     def weights_bytes(self) -> int:
@@ -67,7 +68,10 @@ class FileCheckpoint:
     def has(self, name: str) -> bool:
         return self.tensors.has(name)
 
-    def packed(self, name: str, n: int, k: int) -> PackedWeight:
+    def packed(self, name: str, n: int, k: int, transposed: bool = False) -> PackedWeight:
+        weight_name = f"{name}.weight"
+        if transposed and self.tensors.kind == "safetensors" and self.tensors.has(weight_name):
+            return pack_transposed(self.tensors.get(weight_name), n, k, self.dtype)
         return self.format.pack(name, n, k)
 
     def uses(self, name: str) -> tuple[str, ...]:

@@ -23,11 +23,12 @@ IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")
 
 
 class LinearSlot(Protocol):
-    """A layer with matrices. `names` are module paths, `n_each` their output channels, `k` their inputs."""
+    """A layer with matrices. `names` are module paths, `n_each` their output channels, `k` their inputs; `transposed`: stored [k, n]."""
 
     names: tuple[str, ...]
     n_each: tuple[int, ...]
     k: int
+    transposed: bool
     bias_names: tuple[str, ...] | None
     weights: tuple[PackedWeight, ...]
     bias: NDArray[np.float32] | None
@@ -74,7 +75,7 @@ def open_checkpoint(source: ModelSource, hf: HFConfig, dtype: str = "auto", quan
     else:
         tensors = SafetensorsTensors(source.path)
     name, opened = choose_format(hf, tensors, dtype, quantization)
-    return FileCheckpoint(tensors, opened, name)
+    return FileCheckpoint(tensors, opened, name, dtype)
 
 
 def load_weights(model: Loadable, checkpoint: Checkpoint) -> LoadReport:
@@ -88,7 +89,7 @@ def load_weights(model: Loadable, checkpoint: Checkpoint) -> LoadReport:
     for linear in model.linears():
         for name, n in zip(linear.names, linear.n_each, strict=True):
             if name not in packed:
-                packed[name] = checkpoint.packed(name, n, linear.k)
+                packed[name] = checkpoint.packed(name, n, linear.k, linear.transposed)
                 used.update(checkpoint.uses(name))
                 size.add(packed[name].nbytes, n * linear.k)
         linear.weights = merge([packed[name] for name in linear.names])

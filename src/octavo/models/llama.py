@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from octavo import ops
 from octavo.config import HFConfig
-from octavo.layers import Attention, Decoder, GatedMLP, Module, RMSNorm
+from octavo.layers import Attention, Decoder, GatedMLP, Module, Projections, RMSNorm, Rope
 from octavo.ops.batch import Batch
 
 
 class Block(Module):
-    def __init__(self, hf: HFConfig, name: str) -> None:
+    def __init__(self, hf: HFConfig, name: str, index: int) -> None:
         width, eps = hf.size("hidden_size"), hf.read("rms_norm_eps", float, 1e-6)
         bias = hf.read("attention_bias", bool, False)
         self.attn_norm = RMSNorm(f"{name}.input_layernorm", width, eps)
-        self.attn = Attention(f"{name}.self_attn", hf, qkv_bias=bias, out_bias=bias)
+        self.attn = Attention(f"{name}.self_attn", hf, rope=Rope.read(hf), stored=Projections(qkv_bias=bias, out_bias=bias))
         self.mlp_norm = RMSNorm(f"{name}.post_attention_layernorm", width, eps)
         self.mlp = GatedMLP(f"{name}.mlp", hf, bias=hf.read("mlp_bias", bool, False))
 

@@ -8,7 +8,7 @@ No tile shape, thread count, chunk boundary or neighbour changes a bit.
 
 Activations are float32 everywhere; a linear layer rounds its inputs to what its weights are multiplied with (see `linear`).
 
-# T = tokens of the batch, R = rows picked from them, S = sequences, D, K, N = widths, H = heads
+# T = tokens of the batch, R = rows picked from them, S = sequences, D, K, N, F = widths, H = heads, E = experts
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.ops import reference
-from octavo.ops.batch import AttentionSpec, Batch
+from octavo.ops.batch import AttentionSpec, Batch, MoeSpec
 from octavo.ops.packed import PackedWeight
 
 Value = Any  # a numpy array, or a traced value that stands for one
 F32 = NDArray[np.float32]
+Experts = Sequence[Sequence[PackedWeight]]  # of each expert, the weights that one `linear` takes
 
 
 class Backend(Protocol):
@@ -35,10 +36,15 @@ class Backend(Protocol):
     def rms_norm(self, x_TD: Value, weight_D: F32, eps: float) -> Value: ...
     def layer_norm(self, x_TD: Value, weight_D: F32, bias_D: F32 | None, eps: float) -> Value: ...
     def head_norm(self, x_TN: Value, weight_H: F32, eps: float) -> Value: ...
-    def rope(self, x_TN: Value, positions_T: Value, cos_sin: F32, head_dim: int) -> Value: ...
+    def rope(self, x_TN: Value, positions_T: Value, cos_sin: F32, head_dim: int, pairs: bool) -> Value: ...
     def attention(self, q_TN: Value, k_TM: Value, v_TM: Value, batch: Batch, spec: AttentionSpec) -> Value: ...
     def silu_mul(self, x_T2F: Value) -> Value: ...
     def gelu_mul(self, x_T2F: Value) -> Value: ...
+    def gelu(self, x_TF: Value) -> Value: ...
+    def scale(self, x_TD: Value, factor: float) -> Value: ...
+    def soft_cap(self, x_TD: Value, cap: float) -> Value: ...
+    def sigmoid_rows(self, x_TD: Value, gate_T1: Value) -> Value: ...
+    def moe(self, x_TD: Value, router_TE: Value, gate_up: Experts, down: Experts, spec: MoeSpec) -> Value: ...
     def add(self, a_TD: Value, b_TD: Value) -> Value: ...
     def split(self, x_TN: Value, widths: Sequence[int]) -> Sequence[Value]: ...
     def gather_rows(self, x_TD: Value, rows_R: Value) -> Value: ...
@@ -49,7 +55,7 @@ def _backend(operand: Value) -> Backend:
 
 
 def embed(ids_T: Value, weight: PackedWeight, scale: float = 1.0) -> Value:
-    """Rows of an embedding table [V, D], dequantised, times `scale` -> float32 [T, D]. Ids are in 0..V-1."""
+    """Rows of an embedding table [V, D], dequantised, times `scale` -> float32 [T, D]. Ids (or positions) are in 0..V-1."""
     return _backend(ids_T).embed(ids_T, weight, scale)
 
 
@@ -77,12 +83,12 @@ def head_norm(x_TN: Value, weight_H: F32, eps: float) -> Value:
     return _backend(x_TN).head_norm(x_TN, weight_H, eps)
 
 
-def rope(x_TN: Value, positions_T: Value, cos_sin: F32, head_dim: int) -> Value:
-    """Rotary embedding of each head's first `rot` columns, halves form (x[i] with x[i + rot/2]) -> [T, N].
+def rope(x_TN: Value, positions_T: Value, cos_sin: F32, head_dim: int, pairs: bool = False) -> Value:
+    """Rotary embedding of each head's first `rot` columns -> [T, N]: x[i] turns with x[i + rot/2], or x[2i] with x[2i + 1] if `pairs`.
 
-    cos_sin [positions, rot]: cosines, then sines, of rot/2 frequencies (Su et al. 2021).
+    cos_sin [positions, rot]: cosines, then sines, of rot/2 frequencies (Su et al. 2021). Columns beyond `rot` stay.
     """
-    return _backend(x_TN).rope(x_TN, positions_T, cos_sin, head_dim)
+    return _backend(x_TN).rope(x_TN, positions_T, cos_sin, head_dim, pairs)
 
 
 def attention(q_TN: Value, k_TM: Value, v_TM: Value, batch: Batch, spec: AttentionSpec) -> Value:
@@ -102,6 +108,35 @@ def silu_mul(x_T2F: Value) -> Value:
 def gelu_mul(x_T2F: Value) -> Value:
     """gelu(gate) * up, tanh form -> [T, F]."""
     return _backend(x_T2F).gelu_mul(x_T2F)
+
+
+def gelu(x_TF: Value) -> Value:
+    """gelu(x), tanh form -> [T, F] (Hendrycks and Gimpel 2016)."""
+    return _backend(x_TF).gelu(x_TF)
+
+
+def scale(x_TD: Value, factor: float) -> Value:
+    """x * factor -> [T, D]."""
+    return _backend(x_TD).scale(x_TD, factor)
+
+
+def soft_cap(x_TD: Value, cap: float) -> Value:
+    """cap * tanh(x / cap) -> [T, D] (Gemma 2)."""
+    return _backend(x_TD).soft_cap(x_TD, cap)
+
+
+def sigmoid_rows(x_TD: Value, gate_T1: Value) -> Value:
+    """Each row of x times sigmoid(gate) of its one number -> [T, D] (the shared expert of Qwen2-MoE)."""
+    return _backend(x_TD).sigmoid_rows(x_TD, gate_T1)
+
+
+def moe(x_TD: Value, router_TE: Value, gate_up: Experts, down: Experts, spec: MoeSpec) -> Value:
+    """Mixture of gated MLPs -> [T, D] (Shazeer et al. 2017, Jiang et al. 2024).
+
+    Each row's `top_k` experts, largest router logit first: y = sum of weight * down(act(gate) * up), added in that order in fp32, each product
+    as `linear` defines it. gate_up[e]: N = 2F, gate channels then up; down[e]: N = D, K = F. See MoeSpec for choice and weights.
+    """
+    return _backend(x_TD).moe(x_TD, router_TE, gate_up, down, spec)
 
 
 def add(a_TD: Value, b_TD: Value) -> Value:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.ops.batch import AttentionSpec, Batch
+from octavo.ops.batch import AttentionSpec, Batch, MoeSpec
 from octavo.ops.packed import PackedWeight, WeightKind, WeightPart, bf16_to_f32, f32_to_bf16, unpack_nibbles
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
+Weights = Sequence[Sequence[PackedWeight]]
 ROW_GROUP = 32  # inputs that share one scale when a row is quantised
 
 
@@ -66,28 +67,30 @@ class ReferenceBackend:
         heads = x_TN.reshape(x_TN.shape[0], -1, weight_H.shape[0])
         return self.rms_norm(heads, weight_H, eps).reshape(x_TN.shape)
 
-    def rope(self, x_TN: F32, positions_T: I32, cos_sin: F32, head_dim: int) -> F32:
-        half = cos_sin.shape[1] // 2
+    def rope(self, x_TN: F32, positions_T: I32, cos_sin: F32, head_dim: int, pairs: bool) -> F32:
+        rot = cos_sin.shape[1]
         table = cos_sin[positions_T][:, None]
-        cos, sin = table[..., :half], table[..., half:]
+        cos, sin = table[..., : rot // 2], table[..., rot // 2 :]
         heads = x_TN.reshape(x_TN.shape[0], -1, head_dim).copy()
-        first, second = heads[..., :half].copy(), heads[..., half : 2 * half].copy()
-        heads[..., :half] = first * cos - second * sin
-        heads[..., half : 2 * half] = second * cos + first * sin
+        one, other = (slice(0, rot, 2), slice(1, rot, 2)) if pairs else (slice(rot // 2), slice(rot // 2, rot))
+        first, second = heads[..., one].copy(), heads[..., other].copy()
+        heads[..., one] = first * cos - second * sin
+        heads[..., other] = second * cos + first * sin
         return heads.reshape(x_TN.shape)
 
     def attention(self, q_TN: F32, k_TM: F32, v_TM: F32, batch: Batch, spec: AttentionSpec) -> F32:
         kv: ReferenceKv = batch.kv[spec.layer_id]
         shape = (-1, spec.num_kv_heads, spec.head_dim)
-        written = batch.slot_mapping_T >= 0
-        slots = batch.slot_mapping_T[written]
+        slot_mapping_T, block_table_SB = batch.slot_mapping_GT[spec.group], batch.block_table_GSB[spec.group]
+        written = slot_mapping_T >= 0
+        slots = slot_mapping_T[written]
         kv.k[slots] = _cache_round(k_TM.reshape(shape)[written], kv.bf16)
         kv.v[slots] = _cache_round(v_TM.reshape(shape)[written], kv.bf16)
         out = np.empty_like(q_TN)
         for s, length in enumerate(batch.seq_lens_S):
             rows = slice(batch.query_start_S[s], batch.query_start_S[s + 1])
             positions = np.arange(length)
-            slots = batch.block_table_SB[s][positions // kv.block_size] * kv.block_size + positions % kv.block_size
+            slots = block_table_SB[s][positions // kv.block_size] * kv.block_size + positions % kv.block_size
             out[rows] = _attend(q_TN[rows], kv.k[slots], kv.v[slots], batch.positions_T[rows], spec)
         return out
 
@@ -98,8 +101,34 @@ class ReferenceBackend:
 
     def gelu_mul(self, x_T2F: F32) -> F32:
         gate, up = np.split(x_T2F, 2, axis=1)
-        inner = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate**3)
-        return np.float32(0.5) * gate * (1 + np.tanh(inner)) * up
+        return self.gelu(gate) * up
+
+    def gelu(self, x_TF: F32) -> F32:
+        inner = np.float32(np.sqrt(2 / np.pi)) * (x_TF + np.float32(0.044715) * x_TF**3)
+        return np.float32(0.5) * x_TF * (1 + np.tanh(inner))
+
+    def scale(self, x_TD: F32, factor: float) -> F32:
+        return x_TD * np.float32(factor)
+
+    def soft_cap(self, x_TD: F32, cap: float) -> F32:
+        return np.float32(cap) * np.tanh(x_TD / np.float32(cap))
+
+    def sigmoid_rows(self, x_TD: F32, gate_T1: F32) -> F32:
+        with np.errstate(over="ignore"):
+            return x_TD / (1 + np.exp(-gate_T1))
+
+    def moe(self, x_TD: F32, router_TE: F32, gate_up: Weights, down: Weights, spec: MoeSpec) -> F32:
+        chosen_TK, weights_TK = route(router_TE, spec)
+        parts_TKD = np.zeros((*chosen_TK.shape, x_TD.shape[1]), np.float32)
+        for expert in np.unique(chosen_TK):
+            rows, places = np.nonzero(chosen_TK == expert)
+            both = self.linear(x_TD[rows], gate_up[expert], None)
+            inner = self.gelu_mul(both) if spec.gelu else self.silu_mul(both)
+            parts_TKD[rows, places] = self.linear(inner, down[expert], None)
+        y_TD = np.zeros_like(x_TD)
+        for place in range(spec.top_k):
+            y_TD = y_TD + weights_TK[:, place, None] * parts_TKD[:, place]
+        return y_TD
 
     def add(self, a_TD: F32, b_TD: F32) -> F32:
         return a_TD + b_TD
@@ -112,6 +141,15 @@ class ReferenceBackend:
 
 
 BACKEND = ReferenceBackend()
+
+
+def route(router_TE: F32, spec: MoeSpec) -> tuple[I32, F32]:
+    """Experts [T, top_k] of each row, largest logit first, ties to the lower id; and their weights, float32 [T, top_k]."""
+    chosen_TK = np.argsort(-router_TE, axis=1, kind="stable")[:, : spec.top_k].astype(np.int32)
+    exps_TE = np.exp(router_TE - router_TE.max(axis=1, keepdims=True))
+    weights_TK = np.take_along_axis(exps_TE, chosen_TK, axis=1)
+    total = weights_TK if spec.renormalise else exps_TE
+    return chosen_TK, (weights_TK / total.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 def _row(weight: PackedWeight, index: int) -> PackedWeight:

@@ -142,6 +142,13 @@ def pack_plain(tensor: StoredTensor, n: int, k: int, dtype: str) -> PackedWeight
     return PackedWeight(wanted, n, k, (WeightPart(codes),))
 
 
+def pack_transposed(tensor: StoredTensor, n: int, k: int, dtype: str) -> PackedWeight:
+    """A plain matrix that is stored [k, n], as GPT-2's are; a copy."""
+    tensor.check_shape(k, n)
+    stored = pack_plain(tensor, k, n, dtype)
+    return PackedWeight(stored.kind, n, k, (WeightPart(np.ascontiguousarray(stored.parts[0].codes.T)),))
+
+
 def converted(tensor: StoredTensor, wanted: WeightKind) -> NDArray[Any]:
     values = plain_values(tensor)
     if wanted is WeightKind.F32:

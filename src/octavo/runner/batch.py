@@ -32,8 +32,8 @@ def build_batch(scheduled: Sequence[ScheduledRequest], block_size: int) -> Batch
     return Batch(
         input_ids_T=np.array(ids, np.int32),
         positions_T=np.array(positions, np.int32),
-        slot_mapping_T=np.array(slots, np.int32),
+        slot_mapping_GT=np.array(slots, np.int32)[None],
         query_start_S=np.array(query_start, np.int32),
         seq_lens_S=np.array(seq_lens, np.int32),
-        block_table_SB=table,
+        block_table_GSB=table[None],
     )

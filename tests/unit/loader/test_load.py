@@ -36,6 +36,7 @@ class Slot:
     bias_names: tuple[str, ...] | None = None
     weights: tuple[PackedWeight, ...] = ()
     bias: Any = None
+    transposed: bool = False
 
 
 @dataclass

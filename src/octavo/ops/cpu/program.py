@@ -49,7 +49,7 @@ class CpuProgram:
     def forward(self, batch: Batch) -> None:
         """All layers over one batch of int32 arrays. Raises ValueError for an index outside its range."""
         self._native.forward(
-            batch.input_ids_T, batch.positions_T, batch.slot_mapping_T, batch.query_start_S, batch.seq_lens_S, batch.block_table_SB
+            batch.input_ids_T, batch.positions_T, batch.slot_mapping_GT[0], batch.query_start_S, batch.seq_lens_S, batch.block_table_GSB[0]
         )
 
     def logits(self, rows_R: NDArray[np.int32]) -> F32:

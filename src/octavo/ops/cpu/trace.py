@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.ops.batch import AttentionSpec, Batch
+from octavo.ops.batch import AttentionSpec, Batch, MoeSpec
 from octavo.ops.packed import PackedWeight
 
 F32 = NDArray[np.float32]
+Experts = Sequence[Sequence[PackedWeight]]
 
 
 class Rows(Enum):
@@ -36,6 +37,11 @@ class Kind(Enum):
     ATTENTION = auto()
     SILU_MUL = auto()
     GELU_MUL = auto()
+    GELU = auto()
+    SCALE = auto()
+    SOFT_CAP = auto()
+    SIGMOID_ROWS = auto()
+    MOE = auto()
     ADD = auto()
     SPLIT = auto()
     GATHER = auto()
@@ -62,7 +68,7 @@ class Traced:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One recorded op: operands, and what is fixed at trace time."""
+    """One recorded op: operands, and what is fixed at trace time. `experts`: gate_up and down of each expert."""
 
     kind: Kind
     inputs: tuple[Traced, ...]
@@ -70,6 +76,8 @@ class Node:
     arrays: tuple[F32 | None, ...] = ()
     numbers: tuple[float, ...] = ()
     spec: AttentionSpec | None = None
+    moe: MoeSpec | None = None
+    experts: tuple[tuple[tuple[PackedWeight, ...], tuple[PackedWeight, ...]], ...] = ()
 
 
 class Tracer:
@@ -79,7 +87,7 @@ class Tracer:
         self.nodes: list[Node] = []
 
     def batch(self, max_positions: int) -> Batch:
-        names = ("input_ids_T", "positions_T", "slot_mapping_T", "query_start_S", "seq_lens_S", "block_table_SB")
+        names = ("input_ids_T", "positions_T", "slot_mapping_GT", "query_start_S", "seq_lens_S", "block_table_GSB")
         symbols: dict[str, Any] = {name: Symbol(name, self) for name in names}
         return Batch(**symbols, max_positions=max_positions)
 
@@ -87,7 +95,8 @@ class Tracer:
         return Symbol("rows_R", self)
 
     def embed(self, ids_T: Symbol, weight: PackedWeight, scale: float) -> Traced:
-        return self._record(Node(Kind.EMBED, (), (weight,), numbers=(scale,)), Rows.TOKENS, weight.k)
+        by_position = ids_T.name == "positions_T"
+        return self._record(Node(Kind.EMBED, (), (weight,), numbers=(scale, float(by_position))), Rows.TOKENS, weight.k)
 
     def linear(self, x_TK: Traced, weights: Sequence[PackedWeight], bias_N: F32 | None) -> Traced:
         for weight in weights:
@@ -104,8 +113,9 @@ class Tracer:
     def head_norm(self, x_TN: Traced, weight_H: F32, eps: float) -> Traced:
         return self._record(Node(Kind.HEAD_NORM, (x_TN,), arrays=(weight_H, None), numbers=(eps,)), x_TN.rows, x_TN.width)
 
-    def rope(self, x_TN: Traced, positions_T: Symbol, cos_sin: F32, head_dim: int) -> Traced:
-        return self._record(Node(Kind.ROPE, (x_TN,), arrays=(cos_sin,), numbers=(head_dim,)), x_TN.rows, x_TN.width)
+    def rope(self, x_TN: Traced, positions_T: Symbol, cos_sin: F32, head_dim: int, pairs: bool) -> Traced:
+        node = Node(Kind.ROPE, (x_TN,), arrays=(cos_sin,), numbers=(head_dim, float(pairs)))
+        return self._record(node, x_TN.rows, x_TN.width)
 
     def attention(self, q_TN: Traced, k_TM: Traced, v_TM: Traced, batch: Batch, spec: AttentionSpec) -> Traced:
         return self._record(Node(Kind.ATTENTION, (q_TN, k_TM, v_TM), spec=spec), q_TN.rows, q_TN.width)
@@ -115,6 +125,24 @@ class Tracer:
 
     def gelu_mul(self, x_T2F: Traced) -> Traced:
         return self._record(Node(Kind.GELU_MUL, (x_T2F,)), x_T2F.rows, x_T2F.width // 2)
+
+    def gelu(self, x_TF: Traced) -> Traced:
+        return self._record(Node(Kind.GELU, (x_TF,)), x_TF.rows, x_TF.width)
+
+    def scale(self, x_TD: Traced, factor: float) -> Traced:
+        return self._record(Node(Kind.SCALE, (x_TD,), numbers=(factor,)), x_TD.rows, x_TD.width)
+
+    def soft_cap(self, x_TD: Traced, cap: float) -> Traced:
+        return self._record(Node(Kind.SOFT_CAP, (x_TD,), numbers=(cap,)), x_TD.rows, x_TD.width)
+
+    def sigmoid_rows(self, x_TD: Traced, gate_T1: Traced) -> Traced:
+        return self._record(Node(Kind.SIGMOID_ROWS, (x_TD, gate_T1)), x_TD.rows, x_TD.width)
+
+    def moe(self, x_TD: Traced, router_TE: Traced, gate_up: Experts, down: Experts, spec: MoeSpec) -> Traced:
+        experts = tuple((tuple(g), tuple(d)) for g, d in zip(gate_up, down, strict=True))
+        if len(experts) != router_TE.width:
+            raise ValueError(f"{len(experts)} experts for a router of width {router_TE.width}")
+        return self._record(Node(Kind.MOE, (x_TD, router_TE), moe=spec, experts=experts), x_TD.rows, x_TD.width)
 
     def add(self, a_TD: Traced, b_TD: Traced) -> Traced:
         if (a_TD.width, a_TD.rows) != (b_TD.width, b_TD.rows):
