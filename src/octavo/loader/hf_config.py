@@ -1,4 +1,4 @@
-"""A model's configuration under Hugging Face's keys, from config.json or from a GGUF file's metadata; and its sampling defaults.
+"""A model's configuration under Hugging Face's keys, from config.json or (see `gguf_config`) a GGUF file's metadata; and its sampling defaults.
 
 One spelling leaves this file, whatever came in: `torch_dtype` (not `dtype`), `rope_theta` and `rope_scaling` with `rope_type` (not
 `rope_parameters`, not `type`). Knows no architecture beyond its name, imports no code from a model's folder (`auto_map` is data that
@@ -9,25 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from octavo.config import HFConfig
 from octavo.errors import ModelFileError
-from octavo.gguf_file import GGMLType, GGUFFile, map_file, shown
+from octavo.gguf_file import GGUFFile, map_file, shown
+from octavo.loader.gguf_config import Translator
 from octavo.loader.resolve import ModelSource
 
 MOST_JSON_BYTES = 4 << 20
-
-# GGUF's architecture -> Hugging Face's model_type.
-ARCHITECTURES = {"llama": "llama"}
-# Keys below the architecture that a value other than the given one would change the arithmetic by, in ways that no key of ours tells.
-UNSUPPORTED = {"embedding_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0, "use_parallel_residual": False, "attention.causal": True}
-# What Llama 3.1 and later were trained with; only the factor varies.
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def load_hf_config(source: ModelSource) -> HFConfig:
@@ -101,141 +93,6 @@ def rope_scaling(scaling: Any, path: Path) -> dict[str, Any] | None:
     rest = {key: value for key, value in scaling.items() if key not in ("type", "rope_type")}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     return None if kind in ("default", None) else {"rope_type": kind, **rest}
-
-
-# GGUF
-
-
-class Translator:
-    """GGUF metadata to Hugging Face's keys, each value checked for its type."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        self.file = file
-        self.arch = self.full("general.architecture", str)
-        if self.arch not in ARCHITECTURES:
-            raise self.error("general.architecture", f"{shown(self.arch)} is not supported; supported: {', '.join(ARCHITECTURES)}")
-
-    def config(self) -> dict[str, Any]:
-        file = self.file
-        if self.full("split.count", int, 1) > 1:
-            raise self.error("split.count", "a model split over several gguf files is not supported; merge them with llama-gguf-split")
-        for key, harmless in UNSUPPORTED.items():
-            if self.file.metadata.get(f"{self.arch}.{key}", harmless) != harmless:
-                raise self.error(f"{self.arch}.{key}", f"{self.file.metadata[f'{self.arch}.{key}']} is not supported")
-        hidden, heads = self.read("embedding_length", int), self.read("attention.head_count", int)
-        if heads < 1 or hidden < 1:
-            raise self.error(f"{self.arch}.attention.head_count", f"{heads} heads of a width of {hidden} cannot be")
-        head_dim = self.read("attention.key_length", int, hidden // heads)
-        if self.read("attention.value_length", int, head_dim) != head_dim:
-            raise self.error(f"{self.arch}.attention.value_length", f"must equal the length of keys, {head_dim}")
-        turned = self.read("rope.dimension_count", int, head_dim)
-        if not 1 <= turned <= head_dim:
-            raise self.error(f"{self.arch}.rope.dimension_count", f"{turned} is not in 1..{head_dim}, the width of a head")
-        return {
-            "model_type": "mixtral" if self.read("expert_count", int, 0) else ARCHITECTURES[self.arch],
-            "hidden_size": hidden,
-            "num_hidden_layers": self.read("block_count", int),
-            "num_attention_heads": heads,
-            "num_key_value_heads": self.read("attention.head_count_kv", int, heads),
-            "head_dim": head_dim,
-            "intermediate_size": self.read("feed_forward_length", int),
-            "rms_norm_eps": self.read("attention.layer_norm_rms_epsilon", float),
-            "rope_theta": self.theta(),
-            "partial_rotary_factor": turned / head_dim if turned != head_dim else None,
-            "rope_scaling": self.scaling(turned),
-            "vocab_size": self.vocab_size(),
-            "max_position_embeddings": self.read("context_length", int),
-            "sliding_window": self.read("attention.sliding_window", int, 0) or None,
-            "hidden_act": "silu",
-            "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-            "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
-            "tie_word_embeddings": "output.weight" not in file.tensors,
-            "bos_token_id": self.token("bos"),
-            "eos_token_id": list(self.end_tokens()) or None,
-            "torch_dtype": self.plain_dtype(),
-        }
-
-    def error(self, key: str, text: str) -> ModelFileError:
-        return ModelFileError(f"{self.file.path}: key {key!r}: {text}")
-
-    def full(self, key: str, kind: type[Any], default: Any = None) -> Any:
-        """The value under a full key; `default` None means that it must be there."""
-        value = self.file.metadata.get(key, default)
-        if value is None:
-            raise self.error(key, "is missing")
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.error(key, f"must be {kind.__name__}, not {type(value).__name__}")
-        return value
-
-    def read(self, key: str, kind: type[Any], default: Any = None) -> Any:
-        return self.full(f"{self.arch}.{key}", kind, default)
-
-    def theta(self) -> float:
-        theta = float(self.read("rope.freq_base", float, 10000.0))
-        if not 0 < theta < math.inf:
-            raise self.error(f"{self.arch}.rope.freq_base", f"{theta} is not a number above 0")
-        return theta
-
-    def vocab_size(self) -> int:
-        tokens = self.file.metadata.get("tokenizer.ggml.tokens")
-        count = self.file.skipped.get("tokenizer.ggml.tokens", len(tokens) if isinstance(tokens, list) else None)
-        return int(self.read("vocab_size", int, count))
-
-    def token(self, which: str) -> int | None:
-        """The id of a special token; a writer's "none" is the largest number that its type holds."""
-        value = self.full(f"tokenizer.ggml.{which}_token_id", int, -1)
-        return value if 0 <= value < 2**31 else None
-
-    def end_tokens(self) -> Iterator[int]:
-        """Tokens that end a generation: of the sequence, of the turn, of the message."""
-        seen = set()
-        for which in ("eos", "eot", "eom"):
-            token_id = self.token(which)
-            if token_id is not None and token_id not in seen:
-                seen.add(token_id)
-                yield token_id
-
-    def plain_dtype(self) -> str:
-        """What unquantised matrices are stored as; a quantised file's own arithmetic is bfloat16."""
-        names = {GGMLType.F32: "float32", GGMLType.F16: "float16"}
-        embedding = self.file.tensors.get("token_embd.weight")
-        return names.get(embedding.type, "bfloat16") if embedding else "bfloat16"
-
-    def scaling(self, turned: int) -> dict[str, Any] | None:
-        kind = self.read("rope.scaling.type", str, "none")
-        if "rope_freqs.weight" in self.file.tensors:
-            return self.frequency_factors(turned)
-        if kind in ("none", "default"):
-            linear = self.read("rope.scale_linear", float, 1.0)
-            return None if linear == 1.0 else {"rope_type": "linear", "factor": linear}
-        scaling = {"rope_type": kind, "factor": self.read("rope.scaling.factor", float)}
-        original = self.read("rope.scaling.original_context_length", int, 0)
-        return scaling | ({"original_max_position_embeddings": original} if original else {})
-
-    def frequency_factors(self, turned: int) -> dict[str, Any]:
-        """Llama 3's scaling, which the file keeps as one divisor for each frequency. It is computed again from the largest and the family's
-        constants; divisors that come out otherwise are passed on as they are, for the architecture to take or refuse."""
-        tensor = self.file.tensors["rope_freqs.weight"]
-        if tensor.type is not GGMLType.F32 or tensor.shape != (turned // 2,):
-            raise ModelFileError(f"{self.file.path}: tensor 'rope_freqs.weight': must be F32 of {turned // 2} elements")
-        stored = array("f", self.file.data(tensor).tobytes())
-        if not all(math.isfinite(divisor) and divisor > 0 for divisor in stored):
-            raise ModelFileError(f"{self.file.path}: tensor 'rope_freqs.weight': holds numbers that are not above 0")
-        factor = max(stored)
-        computed = [llama3_divisor(self.theta() ** (-2 * i / turned), factor) for i in range(len(stored))]
-        if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(stored, computed, strict=True)):
-            return {"rope_type": "llama3", "factor": factor, **LLAMA3}
-        return {"rope_type": "frequency_factors", "factors": list(stored)}
-
-
-def llama3_divisor(frequency: float, factor: float) -> float:
-    """What Llama 3 divides a frequency (radians per token) by: 1 for short waves, `factor` for long ones, a blend between."""
-    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
-    turns = LLAMA3["original_max_position_embeddings"] * frequency / (2 * math.pi)
-    mix = min(max((turns - low) / (high - low), 0.0), 1.0)
-    return 1 / ((1 - mix) / factor + mix)
 
 
 # Sampling defaults
