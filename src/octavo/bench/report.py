@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from octavo.bench.load import Record, Run, Sample
+from octavo.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,43 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Slo:
+    """Latencies that a request must keep to be of use, in milliseconds; None where anything will do. `itl`: its 99th percentile."""
+
+    ttft: float | None = None
+    itl: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+
+    @staticmethod
+    def parse(words: Iterable[str]) -> Slo:
+        """`ttft:500`, `itl:50` and so on. Raises ConfigError."""
+        limits: dict[str, float] = {}
+        for word in words:
+            name, _, number = word.partition(":")
+            try:
+                limits[name] = float(number)
+            except ValueError:
+                limits[name] = -1
+            if name not in Slo.__slots__ or not limits[name] > 0:
+                raise ConfigError(f"slo = {word!r}: must be NAME:MILLISECONDS, with a name of {', '.join(Slo.__slots__)}")
+        return Slo(**limits)
+
+    def met(self, record: Record) -> bool:
+        """Whether a request kept all of them; one that failed did not."""
+        if record.error is not None:
+            return False
+        found = {
+            "ttft": record.stamps[0] - record.began if record.stamps else None,
+            "itl": percentile(sorted(_gaps(record)), 0.99) if len(record.stamps) > 1 else None,
+            "tpot": _per_token(record),
+            "e2e": record.ended - record.began,
+        }
+        limits = {name: getattr(self, name) for name in found}
+        return all(limit is None or (value := found[name]) is None or value * 1000 <= limit for name, limit in limits.items())
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """The figures of one run."""
 
@@ -59,13 +97,14 @@ class Summary:
     kv_slots_used: float | None = None  # share of allocated KV slots that held a token
     kv_usage_peak: float | None = None  # largest share of the pool that was allocated
     num_preemptions: int | None = None
+    goodput: float | None = None  # requests/s that kept the limits which were asked for
     errors: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def summarise(label: str, run: Run) -> Summary:
+def summarise(label: str, run: Run, slo: Slo = Slo()) -> Summary:
     done = [record for record in run.records if record.error is None]
     prompt = sum(record.num_prompt for record in done)
     output = sum(record.num_output for record in done)
@@ -82,12 +121,9 @@ def summarise(label: str, run: Run) -> Summary:
         total_tokens_per_second=round((prompt + output) / seconds, 1),
         ttft_ms=Spread.of(record.stamps[0] - record.began for record in done if record.stamps),
         itl_ms=Spread.of(gap for record in done for gap in _gaps(record)),
-        tpot_ms=Spread.of(
-            (record.stamps[-1] - record.stamps[0]) / (record.num_output - 1)
-            for record in done
-            if record.num_output > 1 and len(record.stamps) > 1
-        ),
+        tpot_ms=Spread.of(each for record in done if (each := _per_token(record)) is not None),
         e2e_ms=Spread.of(record.ended - record.began for record in done),
+        goodput=round(sum(slo.met(record) for record in run.records) / seconds, 3) if slo != Slo() else None,
         errors=list(dict.fromkeys(record.error for record in run.records if record.error))[:3],
         **kv_figures(run.samples),
     )
@@ -116,6 +152,8 @@ def table(summaries: Sequence[Summary]) -> str:
         ("output tokens/s", [_figure(s.output_tokens_per_second) for s in summaries]),
         ("total tokens/s", [_figure(s.total_tokens_per_second) for s in summaries]),
     ]
+    if any(s.goodput is not None for s in summaries):
+        rows.append(("requests/s within the SLO", [_figure(s.goodput, 2) for s in summaries]))
     for name, attribute in (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("TPOT", "tpot_ms"), ("E2E", "e2e_ms")):
         spreads = [getattr(s, attribute) for s in summaries]
         if any(spread.mean is not None for spread in spreads):
@@ -139,6 +177,12 @@ def table(summaries: Sequence[Summary]) -> str:
 
 def _gaps(record: Record) -> Iterable[float]:
     return (later - earlier for earlier, later in zip(record.stamps, record.stamps[1:], strict=False))
+
+
+def _per_token(record: Record) -> float | None:
+    if record.num_output < 2 or len(record.stamps) < 2:
+        return None
+    return (record.stamps[-1] - record.stamps[0]) / (record.num_output - 1)
 
 
 def _figure(value: float | None, digits: int = 1) -> str:

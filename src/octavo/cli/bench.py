@@ -1,4 +1,4 @@
-"""`octavo bench serve` and `octavo bench throughput`: choose requests, run them, print the figures."""
+"""`octavo bench`: choose requests, run them against a server or the engine in this process, print the figures."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from octavo.bench.datasets import BenchRequest
     from octavo.bench.load import Record
     from octavo.bench.report import Summary
+    from octavo.bench.throughput import Generate
+    from octavo.llm import LLM
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,17 +56,28 @@ def command() -> None:
 @click.option("--model", help="the model's name; default: the first that the server lists")
 @click.option("--concurrency", "-c", multiple=True, type=click.IntRange(1), help="requests at once; repeatable [default: 1, 8, 32]")
 @click.option("--rate", multiple=True, type=click.FloatRange(0, min_open=True), help="requests per second instead; repeatable")
+@click.option("--slo", multiple=True, metavar="NAME:MS", help="also count requests that keep ttft:MS, itl:MS, tpot:MS, e2e:MS; repeatable")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="draw latency over throughput, and batch and KV pool over time")
 @dataset_options
 def serve(
-    url: str, api_key: str | None, model: str | None, concurrency: tuple[int, ...], rate: tuple[float, ...], as_json: bool, **values: Any
+    url: str,
+    api_key: str | None,
+    model: str | None,
+    concurrency: tuple[int, ...],
+    rate: tuple[float, ...],
+    slo: tuple[str, ...],
+    plot: Path | None,
+    as_json: bool,
+    **values: Any,
 ) -> int:
     import asyncio
 
     from octavo.bench.http import HttpError, Target
     from octavo.bench.load import Run, closed_loop, model_of, open_loop
-    from octavo.bench.report import summarise
+    from octavo.bench.plot import draw
+    from octavo.bench.report import Slo, summarise
 
-    target = Target.parse(url, api_key)
+    target, limits = Target.parse(url, api_key), Slo.parse(slo)
     levels: list[tuple[str, float | None, int]] = [(f"rate {each:g}/s", each, 0) for each in rate]
     levels += [(f"concurrency {each}", None, each) for each in concurrency or (() if rate else (1, 8, 32))]
 
@@ -72,10 +85,10 @@ def serve(
     work = [_requests({**values, "dataset_seed": values["dataset_seed"] + index}) for index in range(len(levels))]
     warm = _requests({**values, "num_prompts": 2, "dataset_seed": -1})
 
-    async def measure() -> list[Summary]:
+    async def measure() -> list[tuple[Summary, Run]]:
         name = model or await model_of(target)
         await closed_loop(target, name, warm, 1)
-        summaries = []
+        measured = []
         for (label, per_second, at_once), requests in zip(levels, work, strict=True):
             with _progress(label, len(requests)) as bar:
 
@@ -87,43 +100,103 @@ def serve(
                     run = await open_loop(target, name, requests, per_second, values["dataset_seed"], tick)
                 else:
                     run = await closed_loop(target, name, requests, at_once, tick)
-            summaries.append(summarise(label, run))
-        return summaries
+            measured.append((summarise(label, run, limits), run))
+        return measured
 
     try:
-        summaries = asyncio.run(measure())
+        measured = asyncio.run(measure())
     except HttpError as error:
         raise OctavoError(str(error)) from None
-    return _print(summaries, as_json)
+    if plot is not None:
+        draw(plot, measured)
+    return _print([summary for summary, _ in measured], as_json)
 
 
 @make_command("throughput", "Run requests through the engine in this process, all at once, and print the throughput.")
 @dataset_options
 @dataclass_options(EngineArgs)
 def throughput(as_json: bool, **values: Any) -> int:
-    import dataclasses
-
     from octavo.bench.throughput import measure
-    from octavo.client.intake import PromptType
-    from octavo.llm import LLM
-    from octavo.sampling_params import SamplingParams
 
-    args = args_from(EngineArgs, values)
-    requests = _requests(values)
-    llm = LLM(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args)})
-
-    def generate(prompts: Sequence[Any], lengths: Sequence[int]) -> Sequence[tuple[int, int]]:
-        params = [SamplingParams(temperature=0, max_tokens=n, min_tokens=n, ignore_eos=True) for n in lengths]
-        asked: list[PromptType] = [prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = llm.generate(asked, params, use_tqdm=not as_json)
-        return [(len(output.prompt_token_ids), len(output.outputs[0].token_ids)) for output in outputs]
-
+    args, requests = args_from(EngineArgs, values), _requests(values)
+    generate = _generator(_llm(args), bar=not as_json)
     generate([" warm"], [2])
     return _print([measure(requests, generate)], as_json)
 
 
-command.add_command(serve)
-command.add_command(throughput)
+@make_command("static", "Run requests in static batches, padded, on the engine in this process: what continuous batching is compared with.")
+@click.option("--batch-size", type=click.IntRange(1), multiple=True, help="requests in a batch; repeatable [default: 32]")
+@click.option("--continuous/--no-continuous", default=True, show_default=True, help="then the same requests with continuous batching")
+@dataset_options
+@dataclass_options(EngineArgs)
+def static(batch_size: tuple[int, ...], continuous: bool, as_json: bool, **values: Any) -> int:
+    from octavo.bench.static import measure_static
+    from octavo.bench.throughput import measure
+
+    # A prefix that is computed once would flatter whoever comes second.
+    args, requests = args_from(EngineArgs, {**values, "enable_prefix_caching": False}), _requests(values)
+    llm = _llm(args)
+    generate, tokenizer = _generator(llm, bar=False), llm.get_tokenizer()
+    generate([" warm"], [2])
+    summaries = []
+    for size in batch_size or (32,):
+        with _progress(f"batches of {size}", len(requests)) as bar:
+            summaries.append(
+                measure_static(requests, generate, lambda p: tokenizer.encode(p) if isinstance(p, str) else p, size, bar.update)
+            )
+    if continuous:
+        summaries.append(measure(requests, _generator(llm, bar=not as_json)))
+    return _print(summaries, as_json)
+
+
+@make_command("latency", "Run one batch of equal requests several times on the engine in this process, and print its latencies.")
+@click.option("--batch-size", type=click.IntRange(1), multiple=True, help="requests in the batch; repeatable [default: 1]")
+@click.option("--input-len", type=click.IntRange(1), default=128, show_default=True, help="prompt tokens")
+@click.option("--output-len", type=click.IntRange(1), default=32, show_default=True, help="output tokens")
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="times that the batch is run")
+@click.option("--json", "as_json", is_flag=True, help="print JSON instead of the table")
+@dataclass_options(EngineArgs)
+def latency(batch_size: tuple[int, ...], input_len: int, output_len: int, repeats: int, as_json: bool, **values: Any) -> int:
+    import random
+
+    from octavo.bench.latency import measure_latency
+
+    args = args_from(EngineArgs, {**values, "enable_prefix_caching": False})
+    llm = _llm(args)
+    generate, rng = _generator(llm, bar=False), random.Random(0)
+    generate([" warm"], [2])
+    summaries = []
+    for size in batch_size or (1,):
+        prompts = [[rng.randrange(llm.engine_info.vocab_size) for _ in range(input_len)] for _ in range(size)]
+        with _progress(f"batch of {size}", repeats) as bar:
+            summaries.append(measure_latency(prompts, output_len, generate, repeats, bar.update))
+    return _print(summaries, as_json)
+
+
+for _each in (serve, throughput, latency, static):
+    command.add_command(_each)
+
+
+def _llm(args: EngineArgs) -> LLM:
+    import dataclasses
+
+    from octavo.llm import LLM
+
+    return LLM(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args)})
+
+
+def _generator(llm: LLM, bar: bool) -> Generate:
+    """A function that completes prompts at once, each with so many tokens."""
+    from octavo.client.intake import PromptType
+    from octavo.sampling_params import SamplingParams
+
+    def generate(prompts: Sequence[Any], lengths: Sequence[int]) -> Sequence[tuple[int, int]]:
+        params = [SamplingParams(temperature=0, max_tokens=n, min_tokens=n, ignore_eos=True) for n in lengths]
+        asked: list[PromptType] = [prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = llm.generate(asked, params, use_tqdm=bar)
+        return [(len(output.prompt_token_ids), len(output.outputs[0].token_ids)) for output in outputs]
+
+    return generate
 
 
 def _requests(values: dict[str, Any]) -> list[BenchRequest]:

@@ -19,8 +19,11 @@ from octavo.bench.datasets import (
     shared_prefix_requests,
     sharegpt_requests,
 )
+from octavo.bench.latency import measure_latency
 from octavo.bench.load import Record, Run, Sample
-from octavo.bench.report import Spread, kv_figures, percentile, summarise, table
+from octavo.bench.plot import draw
+from octavo.bench.report import Slo, Spread, kv_figures, percentile, summarise, table
+from octavo.bench.static import measure_static, padded
 from octavo.bench.throughput import measure
 from octavo.errors import ConfigError
 
@@ -90,6 +93,74 @@ def test_throughput_counts_what_came_back() -> None:
 
     summary = measure([BenchRequest("abc", 4), BenchRequest([1, 2], 6)], generate)
     assert (summary.num_prompt_tokens, summary.num_output_tokens, summary.num_requests) == (5, 10, 2)
+
+
+def test_static_batches_are_padded_and_run_to_the_longest() -> None:
+    asked: list[tuple[list[list[int]], list[int]]] = []
+
+    def generate(prompts: Sequence[str | list[int]], lengths: Sequence[int]) -> list[tuple[int, int]]:
+        asked.append(([list(p) for p in prompts if not isinstance(p, str)], list(lengths)))
+        return [(len(prompt), length) for prompt, length in zip(prompts, lengths, strict=True)]
+
+    ended: list[int] = []
+    requests = [BenchRequest([1, 2], 4), BenchRequest("abc", 6), BenchRequest([7], 1)]
+    summary = measure_static(requests, generate, lambda p: [ord(c) for c in p] if isinstance(p, str) else p, 2, ended.append)
+    assert asked == [([[1, 1, 2], [97, 98, 99]], [6, 6]), ([[7]], [1])]
+    assert (summary.num_prompt_tokens, summary.num_output_tokens, ended) == (6, 11, [2, 1])
+    assert padded([1, 2, 3], 8) == [1, 2, 3, 1, 2, 1, 2, 3]
+
+
+def test_latency_tells_the_first_token_from_the_others() -> None:
+    calls: list[list[int]] = []
+
+    def generate(prompts: Sequence[str | list[int]], lengths: Sequence[int]) -> list[tuple[int, int]]:
+        calls.append(list(lengths))
+        return [(len(prompt), length) for prompt, length in zip(prompts, lengths, strict=True)]
+
+    summary = measure_latency([[1, 2], [3, 4]], 5, generate, 3, lambda: None)
+    assert calls == [[1, 1], [5, 5]] * 3
+    assert (summary.num_requests, summary.num_prompt_tokens, summary.num_output_tokens) == (6, 12, 30)
+    assert summary.ttft_ms.p50 is not None and summary.tpot_ms.p50 is not None and summary.itl_ms == Spread()
+    assert measure_latency([[1]], 1, generate, 1, lambda: None).tpot_ms == Spread()
+
+
+# Latencies of this record: TTFT 100 ms, gaps 200 and 400 ms, 300 ms per token, 1 s in all.
+KEPT = Record(began=0.0, ended=1.0, stamps=[0.1, 0.3, 0.7], num_prompt=10, num_output=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "met"),
+    [
+        (["ttft:100.1"], True), (["ttft:99"], False), (["itl:401"], True), (["itl:399"], False), (["tpot:301"], True), (["tpot:299"], False),
+        (["e2e:1001"], True), (["e2e:999"], False), (["ttft:500", "itl:500"], True), (["ttft:500", "itl:50"], False),
+    ],
+)  # fmt: skip
+def test_goodput_counts_requests_that_keep_every_limit(words: list[str], met: bool) -> None:
+    slo = Slo.parse(words)
+    assert slo.met(KEPT) is met
+    failed = Record(began=0.0, ended=0.1, error="status 503")
+    summary = summarise("x", Run(2.0, [KEPT, failed], []), slo)
+    assert summary.goodput == (0.5 if met else 0)
+    assert "within the SLO" in table([summary])
+    assert summarise("x", Run(2.0, [KEPT], [])).goodput is None
+
+
+@pytest.mark.parametrize("word", ["", "ttft", "ttft:", "ttft:-1", "ttft:nan", "latency:5", "itl:0"])
+def test_what_is_no_slo(word: str) -> None:
+    with pytest.raises(ConfigError, match="slo"):
+        Slo.parse([word])
+
+
+def test_a_plot_is_a_picture(tmp_path: Path) -> None:
+    samples = [Sample(1.0, usage=0.1, running=2), Sample(1.5, usage=0.2, running=4), Sample(2.0)]
+    runs = [Run(2.0, [KEPT], samples), Run(1.0, [KEPT, KEPT], [])]
+    measured = [(summarise(f"concurrency {i}", run), run) for i, run in enumerate(runs)]
+    draw(tmp_path / "p.png", measured)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="plot"):
+        draw(tmp_path / "none" / "p.png", measured)
+    with pytest.raises(ConfigError, match="plot"):
+        draw(tmp_path / "p.unknown", measured)
 
 
 # --- requests ---
