@@ -3,7 +3,10 @@
 Needs only the extension. The limits are measured on the same machine: memory by `--gbps`, arithmetic by `--gflops` and `--gops`
 (defaults: two cores of a Zen 3 server). A multiply-add counts as two operations; bytes are those of the packed weights. Weights are
 copied until they exceed the caches, as in a model, whose layers follow each other. Usage: python benchmarks/kernels_linear.py
-[--kinds w4 w8] [--rows 1 512] [--shapes 576x576]
+[--kinds w4 w4g128 w8] [--rows 1 512] [--shapes 576x576]
+
+Kinds: w4 (groups of 32 with minimums), w4s (without, as GPTQ's symmetric), w4g64, w4g128 (zero points, as AWQ's), w4gs64, w4gs128 (without), w8,
+w8c (a scale per channel, as SmoothQuant's), f8 (a scale per 128 inputs), bf16, f16, f32.
 """
 
 from __future__ import annotations
@@ -24,21 +27,28 @@ W8_SHARE = 0.5
 
 
 def weight(kind: str, n: int, k: int, isa: str) -> Any:
-    """A random packed weight; w4 with minimums (GGUF's Q4_1), w8 without (Q8_0)."""
+    """A random packed weight, see above."""
     rng = np.random.default_rng(0)
-    groups = (n, k // 32)
+    size = {"w8c": k, "f8": 128}.get(kind, int(kind.lstrip("w4gs") or 32) if kind.startswith("w4") else 32)
+    while k % size:  # as an uneven last group is loaded
+        size //= 2
+    groups = (n, k // size)
     scales = rng.uniform(0.01, 0.02, groups).astype(np.float16)
-    if kind == "w4":
-        parts = [(rng.integers(0, 256, (*groups, 16), dtype=np.uint8), scales, -scales)]
-    elif kind == "w8":
-        parts = [(rng.integers(-127, 128, (*groups, 32), dtype=np.int8), scales, None)]
+    if kind.startswith("w4"):
+        codes = rng.integers(0, 256, (*groups, size // 2), dtype=np.uint8)
+        zeros = np.full_like(scales, 7)
+        parts = [(codes, scales, None) if "s" in kind else (codes, scales, -scales) if kind == "w4" else (codes, scales, None, zeros)]
+    elif kind.startswith("w8"):
+        parts = [(rng.integers(-127, 128, (*groups, size), dtype=np.int8), scales, None)]
+    elif kind == "f8":
+        parts = [(rng.integers(0, 127, (*groups, size), dtype=np.uint8), scales.astype(np.float32), None)]
     elif kind == "bf16":
         parts = [((rng.standard_normal((n, k), np.float32).view(np.uint32) >> 16).astype(np.uint16), None, None)]
     else:
         parts = [
             (rng.standard_normal((n, k), np.float32).astype(np.float16 if kind == "f16" else np.float32), None, None)
         ]
-    return _native.pack(kind, n, k, parts, isa)
+    return _native.pack(kind[:2] if kind[:2] in ("w4", "w8") else kind, n, k, parts, isa)
 
 
 def measure(
@@ -70,15 +80,15 @@ def main() -> None:
     args = parser.parse_args()
     if args.threads:
         _native.set_num_threads(args.threads, False)
-    print(f"{'kind':5}{'shape':>12}{'rows':>6}{'us':>10}{'GOP/s':>9}{'of peak':>9}{'GB/s':>8}{'of peak':>9}")
+    print(f"{'kind':8}{'shape':>12}{'rows':>6}{'us':>10}{'GOP/s':>9}{'of peak':>9}{'GB/s':>8}{'of peak':>9}")
     for kind in args.kinds:
-        peak = {"w4": args.gops, "w8": args.gops * W8_SHARE}.get(kind, args.gflops)
+        peak = {"w4": args.gops, "w8": args.gops * W8_SHARE}.get(kind[:2], args.gflops)
         for shape in args.shapes:
             n, k = (int(side) for side in shape.split("x"))
             for rows, seconds, nbytes in measure(kind, n, k, args.rows, args.isa, args.seconds):
                 gops, gbps = 2e-9 * rows * n * k / seconds, 1e-9 * nbytes / seconds
                 print(
-                    f"{kind:5}{shape:>12}{rows:6}{seconds * 1e6:10.1f}{gops:9.1f}{gops / peak:9.0%}{gbps:8.1f}{gbps / args.gbps:9.0%}",
+                    f"{kind:8}{shape:>12}{rows:6}{seconds * 1e6:10.1f}{gops:9.1f}{gops / peak:9.0%}{gbps:8.1f}{gbps / args.gbps:9.0%}",
                     flush=True,
                 )
 

@@ -77,6 +77,7 @@ const char* code_formats(WeightKind kind) {
     case WeightKind::w8:
       return "b";
     case WeightKind::w4:
+    case WeightKind::f8:
       return "B";
   }
   return "";
@@ -84,44 +85,52 @@ const char* code_formats(WeightKind kind) {
 
 // The arrays of one source, held while native code reads them.
 struct SourceViews {
-  std::unique_ptr<BufferView> codes, scales, mins;
+  std::unique_ptr<BufferView> codes, scales, offsets;
+  Offset offset = Offset::code;
+  bool wide() const { return scales && scales->format() == 'f'; }
 };
 
-// fp16 [rows, groups]
-std::unique_ptr<BufferView> group_values(nb::handle object, const BufferView& codes, const char* what) {
+bool is_grouped(WeightKind kind) { return kind == WeightKind::w4 || kind == WeightKind::w8 || kind == WeightKind::f8; }
+
+// [rows, groups] of one of the formats
+std::unique_ptr<BufferView> group_values(nb::handle object, const BufferView& codes, const char* formats, const char* what) {
   auto view = std::make_unique<BufferView>(object, what);
-  view->require_format("eH", what);
+  view->require_format(formats, what);
   require(view->ndim() == 2 && view->shape(0) == codes.shape(0) && view->shape(1) == codes.shape(1),
           std::string(what) + ": shape must be [rows, groups] of the codes");
   return view;
 }
 
 SourceViews read_source(nb::handle item, WeightKind kind) {
-  nb::object fields[3] = {nb::none(), nb::none(), nb::none()};
+  nb::object fields[4] = {nb::none(), nb::none(), nb::none(), nb::none()};
   const size_t count = nb::len(item);
-  require(count >= 1 && count <= 3, "a source is (codes, scales, mins)");
+  require(count >= 1 && count <= 4, "a source is (codes, scales, mins, zeros)");
   for (size_t i = 0; i < count; ++i) fields[i] = nb::borrow(item[i]);
   SourceViews s;
   s.codes = std::make_unique<BufferView>(fields[0], "codes");
   s.codes->require_format(code_formats(kind), std::string("codes of kind ") + kind_name(kind));
-  const bool quantised = kind == WeightKind::w4 || kind == WeightKind::w8;
+  const bool quantised = is_grouped(kind);
   require(s.codes->ndim() == (quantised ? 3 : 2),
           quantised ? "codes: shape must be [rows, groups, bytes]" : "codes: shape must be [rows, k]");
   require(fields[1].is_none() != quantised, quantised ? "scales are missing" : "plain weights have no scales");
-  require(quantised || fields[2].is_none(), "plain weights have no mins");
-  if (quantised) s.scales = group_values(fields[1], *s.codes, "scales");
-  if (!fields[2].is_none()) s.mins = group_values(fields[2], *s.codes, "mins");
+  const bool mins = !fields[2].is_none(), zeros = !fields[3].is_none();
+  require((quantised && kind != WeightKind::f8) || !(mins || zeros), "plain weights have no mins and no zeros, nor has f8");
+  require(!(mins && zeros), "a source has mins or zeros, not both");
+  if (quantised) s.scales = group_values(fields[1], *s.codes, kind == WeightKind::f8 ? "f" : "eHf", "scales");
+  if (mins) s.offsets = group_values(fields[2], *s.codes, "eH", "mins"), s.offset = Offset::min;
+  require(!(kind == WeightKind::w8 && s.codes->shape(2) == 16 && (zeros || s.wide())), "groups of 16 have fp16 scales and no zeros");
+  if (zeros) s.offsets = group_values(fields[3], *s.codes, "eH", "zeros"), s.offset = Offset::zero;
   return s;
 }
 
 // Inputs per scale, told by the codes' last axis; 0 for plain weights.
 int group_of(const BufferView& codes, WeightKind kind) {
-  if (kind != WeightKind::w4 && kind != WeightKind::w8) return 0;
-  const int64_t width = codes.shape(2);
+  if (!is_grouped(kind)) return 0;
+  const int64_t width = codes.shape(2), inputs = kind == WeightKind::w4 ? 2 * width : width;
   require(width <= 1 || codes.stride(2) == 1, "codes: the bytes of a group must be adjacent");
-  require(kind == WeightKind::w8 ? width == 16 || width == 32 : width == 16,
-          kind == WeightKind::w8 ? "codes: groups of w8 hold 16 or 32 bytes" : "codes: groups of w4 hold 16 bytes");
-  return kind == WeightKind::w4 ? kGroup : int(width);
+  require(inputs > 0 && inputs < (int64_t(1) << 30) && (inputs % kGroup == 0 || (kind == WeightKind::w8 && inputs == 16)),
+          kind == WeightKind::w4 ? "codes: groups of w4 hold a multiple of 16 bytes" : "codes: groups hold a multiple of 32 bytes (w8 also 16)");
+  return int(inputs);
 }
 
 PackSource pack_source(const SourceViews& s) {
@@ -131,7 +140,7 @@ PackSource pack_source(const SourceViews& s) {
   p.codes_row = s.codes->stride(0);
   p.codes_group = s.codes->stride(1);
   if (s.scales) p.scales = s.scales->data(), p.scales_row = s.scales->stride(0), p.scales_group = s.scales->stride(1);
-  if (s.mins) p.mins = s.mins->data(), p.mins_row = s.mins->stride(0), p.mins_group = s.mins->stride(1);
+  if (s.offsets) p.offsets = s.offsets->data(), p.offsets_row = s.offsets->stride(0), p.offsets_group = s.offsets->stride(1);
   return p;
 }
 
@@ -144,12 +153,17 @@ std::unique_ptr<PackedWeight> pack_weight(const std::string& kind_text, int64_t 
   require(!views.empty(), "there must be at least one source");
   const int group = group_of(*views[0].codes, kind);
   int64_t rows = 0;
-  bool has_mins = false;
+  const bool wide = views[0].wide();
+  Offset offset = Offset::code;
   for (const SourceViews& s : views) {
     rows += s.codes->shape(0);
-    has_mins |= s.mins != nullptr;
     require(group_of(*s.codes, kind) == group, "all sources of one weight must have the same group");
-    require(s.codes->shape(1) == (group ? (k + group - 1) / group : k),
+    require(s.wide() == wide, "all sources of one weight must have scales of one dtype");
+    // In w8 sources with offsets stand beside sources without: those have an offset of 0. In w4 they count from -8 instead.
+    require(kind == WeightKind::w4 ? &s == &views[0] || s.offset == offset : s.offset == offset || s.offset == Offset::code || offset == Offset::code,
+            "all sources of one weight must have mins, or all zeros, or none");
+    if (s.offset != Offset::code) offset = s.offset;
+    require(s.codes->shape(1) == (group ? (k + group - 1) / group : k) && (group <= kGroup || k % group == 0),
             "codes: " + std::to_string(s.codes->shape(1)) + " along the second axis do not make k = " + std::to_string(k));
   }
   require(rows == n, "the sources hold " + std::to_string(rows) + " rows, not n = " + std::to_string(n));
@@ -162,8 +176,9 @@ std::unique_ptr<PackedWeight> pack_weight(const std::string& kind_text, int64_t 
   shape.n = n;
   shape.k = k;
   shape.k_padded = (k + kGroup - 1) / kGroup * kGroup;
-  shape.has_mins = has_mins;
-  shape.bytes = table.packed_bytes(kind, n, k, group, has_mins);
+  shape.offset = offset;
+  shape.wide = wide;
+  shape.bytes = table.packed_bytes(shape);
   auto weight = std::make_unique<PackedWeight>(shape, table);
   std::vector<PackSource> parts;
   for (const SourceViews& s : views) parts.push_back(pack_source(s));
@@ -248,17 +263,22 @@ ThreadPool& pool_for(int threads, std::unique_ptr<ThreadPool>& own) {
 
 using QuantTuple = std::tuple<nb::ndarray<nb::numpy, int8_t>, nb::ndarray<nb::numpy, float>, nb::ndarray<nb::numpy, float>>;
 
-QuantTuple quantize_rows(Matrix x, const std::string& isa, int threads) {
+using Columns = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+QuantTuple quantize_rows(Matrix x, const std::string& isa, int threads, std::optional<Columns> columns) {
   require_rows(x, "x");
   require(x.shape(1) >= 1, "x: rows must not be empty");
   const KernelTable& table = best_kernels(isa.c_str());
   const int64_t rows = int64_t(x.shape(0)), k = int64_t(x.shape(1));
+  const int32_t* order = columns ? columns->data() : nullptr;
+  require(!columns || int64_t(columns->shape(0)) == k, "columns: must have one for each column of x");
+  for (int64_t i = 0; order && i < k; ++i) require(order[i] >= 0 && order[i] < k, "columns: one is outside x");
   Quantised out(rows, k);
   {
     nb::gil_scoped_release release;
     std::unique_ptr<ThreadPool> own;
     pool_for(threads, own).run([&](int ith, int nth) {
-      table.quantize_rows(x.data(), x.stride(0), rows, k, out.k_padded, out.rows(), ith, nth);
+      table.quantize_rows(x.data(), x.stride(0), rows, k, out.k_padded, order, out.rows(), ith, nth);
     });
   }
   Owned<int8_t> q(0);
@@ -315,7 +335,7 @@ struct LinearCall {
   // One thread's part of quantisation (if any) and product with a weight of the call's shape, the barrier after each.
   void run_thread(const PackedW* w, Barrier& barrier, int ith, int nth) {
     if (quantised) {
-      table.quantize_rows(args.x, args.ldx, args.rows, w->k, quantised->k_padded, args.xq, ith, nth);
+      table.quantize_rows(args.x, args.ldx, args.rows, w->k, quantised->k_padded, nullptr, args.xq, ith, nth);
       barrier.wait();
     }
     LinearArgs own = args;
@@ -392,16 +412,19 @@ void bind_linear(nb::module_& m) {
       .def_prop_ro("n", [](const PackedWeight& p) { return p.w.n; })
       .def_prop_ro("k", [](const PackedWeight& p) { return p.w.k; })
       .def_prop_ro("group", [](const PackedWeight& p) { return p.w.group; })
-      .def_prop_ro("has_mins", [](const PackedWeight& p) { return p.w.has_mins; })
+      .def_prop_ro("has_mins", [](const PackedWeight& p) { return p.w.offset == Offset::min; })
+      .def_prop_ro("has_zeros", [](const PackedWeight& p) { return p.w.offset == Offset::zero; })
       .def_prop_ro("lanes", [](const PackedWeight& p) { return p.w.lanes; })
       .def_prop_ro("nbytes", [](const PackedWeight& p) { return p.w.bytes; });
   m.def("pack", &pack_weight, "kind"_a, "n"_a, "k"_a, "sources"_a, "isa"_a = "",
-        "Packs the concatenation of `sources` along n. kind: f32, bf16, f16, w8, w4. A source is (codes, scales, mins):\n"
-        "codes f32 float32 [rows, k]; bf16 uint16 [rows, k]; f16 float16 or uint16 [rows, k]; w8 int8 [rows, groups, 16 or 32];\n"
-        "w4 uint8 [rows, groups, 16]; scales, mins float16 or uint16 [rows, groups], mins may be None. Views of any strides.");
-  m.def("dequantize", &dequantize, "weight"_a, "float32 [n, k]: code * scale + min.");
-  m.def("quantize_rows", &quantize_rows, "x"_a.noconvert(), "isa"_a = "", "threads"_a = 0,
-        "Rows of float32 [rows, k] by groups of 32: (q int8 [rows, k_padded], scale [rows, groups], sum of q [rows, groups]).");
+        "Packs the concatenation of `sources` along n. kind: f32, bf16, f16, w8, w4, f8. A source is (codes, scales, mins, zeros):\n"
+        "codes f32 float32 [rows, k]; bf16 uint16 [rows, k]; f16 float16 or uint16 [rows, k]; w8 int8 [rows, groups, group];\n"
+        "w4 uint8 [rows, groups, group / 2]; f8 uint8 [rows, groups, group]; scales float16 (or its bits) or float32, mins and zeros float16\n"
+        "[rows, groups], one of them or both None. Views of any strides.");
+  m.def("dequantize", &dequantize, "weight"_a, "float32 [n, k]: code * scale + min, or (code - zero) * scale.");
+  m.def("quantize_rows", &quantize_rows, "x"_a.noconvert(), "isa"_a = "", "threads"_a = 0, "columns"_a.noconvert() = nb::none(),
+        "Rows of float32 [rows, k] by groups of 32: (q int8 [rows, k_padded], scale [rows, groups], sum of q [rows, groups]).\n"
+        "columns int32 [k]: code i is of x[:, columns[i]].");
   m.def("linear", &linear, "x"_a.noconvert(), "weight"_a, "bias"_a.noconvert() = nb::none(), "residual"_a.noconvert() = nb::none(),
         "epilogue"_a = "none", "isa"_a = "", "threads"_a = 0,
         "y = epilogue(x @ weight.T + bias), float32 [rows, n] (or [rows, n / 2] for silu_mul and gelu_mul, gate channels first).\n"

@@ -145,9 +145,14 @@ void bind_program(nb::module_& m) {
              self.append(in);
            })
       .def("quantize",
-           [](PyProgram& self, int stage, PyRef x, int64_t width, PyQuant xq) {
+           [](PyProgram& self, int stage, PyRef x, int64_t width, PyQuant xq, Ints columns) {
              Instruction in = make(Op::quantize, stage, to_ref(x));
              in.width = width, in.xq = to_quant(xq);
+             if (columns.shape(0)) {
+               require(int64_t(columns.shape(0)) == width, "quantize: as many columns as the value is wide");
+               require_range(columns.data(), width, 0, width, "quantize: a column outside the value");
+               in.columns = columns.data();
+             }
              self.append(in);
            })
       .def("linear",

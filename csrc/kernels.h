@@ -13,7 +13,10 @@
 
 namespace octavo {
 
-enum class WeightKind : int32_t { f32 = 0, bf16 = 1, f16 = 2, w8 = 3, w4 = 4 };
+enum class WeightKind : int32_t { f32 = 0, bf16 = 1, f16 = 2, w8 = 3, w4 = 4, f8 = 5 };  // f8: e4m3 (no infinities), scaled
+
+// What a group of w4 or w8 has beside its scale. code: integers of w4 count from -8 (code - 8), of w8 from 0.
+enum class Offset : int32_t { code = 0, min = 1, zero = 2 };
 
 constexpr int kGroup = 32;  // activations are quantised per row and group of 32 inputs
 
@@ -22,22 +25,24 @@ constexpr int kGroup = 32;  // activations are quantised per row and group of 32
 struct PackedW {
   WeightKind kind;
   int32_t lanes;      // output channels interleaved: 8 or 16; a blob fits only variants with the same lanes
-  int32_t group;      // w4: 32; w8: 16 or 32; else 0
+  int32_t group;      // inputs per scale: a multiple of 32 that divides k, for w8 also 16; 0 for f32, bf16, f16
   int64_t n, k, k_padded;
-  bool has_mins;
+  Offset offset;
+  bool wide;          // scales are fp32, not fp16 (f8: always)
   uint8_t* data;      // owned by the binding; 64-byte aligned; readable up to `bytes` + 64
   size_t bytes;       // size of data, as told by packed_bytes()
 };
 
 // What `pack` reads: numpy arrays, possibly strided views into a mapped file (strides in bytes, may be unaligned).
-// w4: codes [n][k/32][16] bytes; byte j of a group holds element j in its low and element j+16 in its high nibble,
-//     unsigned 0..15. w8: codes [n][k/group][group] int8. f32/bf16/f16: codes [n][k], group stride = element size.
-// value = code * scale + min. scales, mins: fp16 [n][k/group]; mins may be null (w4 and w8 only).
+// w4: codes [n][k/group][group/2] bytes; byte j of each 16 holds element j of its 32 in the low and element j+16 in the high nibble,
+//     unsigned 0..15. w8: codes [n][k/group][group] int8. f8: likewise, e4m3. f32/bf16/f16: codes [n][k], group stride = element size.
+// value = code * scale + min, or (code - zero) * scale, or with neither (w4) (code - 8) * scale and (w8, f8) code * scale.
+// scales [n][k/group]: fp16, or fp32 where the weight is wide. offsets (minimums or zero points) [n][k/group]: fp16, may be null.
 struct PackSource {
   int64_t rows;                  // output channels in this source; merged projections are packed source by source
   const uint8_t* codes;  int64_t codes_row, codes_group;
   const uint8_t* scales; int64_t scales_row, scales_group;
-  const uint8_t* mins;   int64_t mins_row, mins_group;
+  const uint8_t* offsets; int64_t offsets_row, offsets_group;
 };
 
 // Activations quantised for w4/w8: q = round-half-even(x / scale), scale = max|x| / 127 of each group of 32 (scale 0 and
@@ -51,9 +56,13 @@ enum class Epilogue : int32_t { none = 0, add = 1, silu_mul = 2, gelu_mul = 3 };
 // y[r][c] = residual[r][c] + that                           (add; y may be the same memory as residual)
 // y[r][c] = act(t[r][c]) * t[r][c + n/2], c < n/2           (silu_mul, gelu_mul (tanh form): gate rows first, then up)
 // Arithmetic, the definition that ops/reference.py repeats:
-//  w4, w8: t = sum over groups g ascending of fma(sx_g * sw_g, float(idot_g), acc), then with mins
-//          acc = fma(sx_g * min_g, float(isum_g), acc); integers are exact.
+//  w4, w8: over the weights' groups ascending; a group is the 32-groups h of activations that it covers (or one half of one, w8 of 16):
+//            s = sum over h ascending of sx_h * float(isum_h), isum the sum of q, product and sum rounded apart
+//            t = over h ascending fma(sx_h, float(idot_h), t), from 0, or for w4 without minimums and zero points from -8 * s
+//            acc = fma(sw, t, acc), then with minimums acc = fma(min, s, acc); a zero point is the minimum -(zero * sw), in fp32
+//          integers are exact.
 //  bf16:   x is rounded to bf16 (nearest even), products are summed in fp32.
+//  f8:     x is rounded to bf16, a weight is code * scale in fp32, products are summed in fp32.
 //  f16, f32: x stays fp32.
 struct LinearArgs {
   int64_t rows;
@@ -148,10 +157,11 @@ struct KernelTable {
   const char* name;   // "portable", "avx2", "avx512", "avx512vnni", "avx512bf16", "neon"; OCTAVO_ISA takes these
   int lanes;
   int (*score)();     // 0: this machine cannot run it; else the higher the better
-  size_t (*packed_bytes)(WeightKind, int64_t n, int64_t k, int group, bool has_mins);
+  size_t (*packed_bytes)(const PackedW&);  // of its shape
   void (*pack)(const PackedW&, const PackSource&, int64_t first_row, int ith, int nth);  // fills rows [first_row, first_row + src.rows)
   void (*dequant_row)(const PackedW&, int64_t row, float* out);
-  void (*quantize_rows)(const float* x, int64_t ldx, int64_t rows, int64_t k, int64_t k_padded, QuantRows, int ith, int nth);
+  // columns: k indices, code i is of x[columns[i]]; or null
+  void (*quantize_rows)(const float* x, int64_t ldx, int64_t rows, int64_t k, int64_t k_padded, const int32_t* columns, QuantRows, int ith, int nth);
   size_t (*linear_scratch)(WeightKind, int64_t k);
   void (*linear)(const LinearArgs&, int ith, int nth);
   void (*norm)(const NormArgs&, int ith, int nth);

@@ -137,7 +137,7 @@ void Program::execute(const Instruction& in, const StepInput& step, int ith, int
     }
     case Op::quantize: {
       const int64_t padded = (in.width + kGroup - 1) / kGroup * kGroup;
-      return kernels_.quantize_rows(r.x, r.ldx, rows, in.width, padded, quant(in.xq), ith, nth);
+      return kernels_.quantize_rows(r.x, r.ldx, rows, in.width, padded, in.columns, quant(in.xq), ith, nth);
     }
     case Op::linear: {
       LinearArgs a{};

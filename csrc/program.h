@@ -62,6 +62,7 @@ struct Instruction {
   const PackedW* w = nullptr;
   const float* weight = nullptr;  // norm weight, rope table
   const float* bias = nullptr;
+  const int32_t* columns = nullptr;  // quantize: the order that a weight's inputs are stored in
   int64_t width = 0, heads = 0, head_dim = 0, rot = 0, positions = 0, layer = 0, window = 0;
   float eps = 0, scale = 1, soft_cap = 0;
   int kind = 0;  // activation

@@ -14,6 +14,7 @@
 //   reduce_max(v)                  as max(), folded in the same order; the result is unspecified if a lane is a NaN
 //   load_bf16(p) store_bf16(p, v) round_bf16(v) load_f16(p)
 //                                  kLanes 16-bit floats; to bf16 rounds half to even, a NaN stays a (quiet) NaN
+//   load_f8_pair(p, even, odd)     2 * kLanes e4m3 bytes, all of the first input, then of the second, times 2^-8; its NaN is 1.875
 //   round_even(v)                  to the nearest integer, half to even; |v| < 2^22
 //   store_i8(p, v)                 kLanes int8 from integral floats within [-128, 127]
 //   scale_pow2(p, n)               p * 2^n for integral n in [-126, 128]

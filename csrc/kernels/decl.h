@@ -4,10 +4,11 @@
 
 namespace octavo::OCTAVO_NS {
 
-size_t packed_bytes(WeightKind kind, int64_t n, int64_t k, int group, bool has_mins);
+size_t packed_bytes(const PackedW& w);
 void pack(const PackedW& w, const PackSource& source, int64_t first_row, int ith, int nth);
 void dequant_row(const PackedW& w, int64_t row, float* out);
-void quantize_rows(const float* x, int64_t ldx, int64_t rows, int64_t k, int64_t k_padded, QuantRows out, int ith, int nth);
+void quantize_rows(const float* x, int64_t ldx, int64_t rows, int64_t k, int64_t k_padded, const int32_t* columns, QuantRows out, int ith,
+                   int nth);
 size_t linear_scratch(WeightKind kind, int64_t k);
 void linear(const LinearArgs& args, int ith, int nth);
 void linear_w4(const LinearArgs& args, int ith, int nth);

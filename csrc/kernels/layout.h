@@ -3,10 +3,12 @@
 //
 //   f32, f16  panel: [k_padded][kLanes] values
 //   bf16      panel: [k_padded / 2][kLanes][2] values: two consecutive k per 32-bit slot
-//   w8        panel: [k_padded / 32] groups of: 8 steps [kLanes][4] int8 (step s holds k = 4s .. 4s+3 of the group),
-//             then fp16 scales [32 / group][kLanes], then fp16 mins likewise if there are mins
-//   w4        panel: [k_padded / 32] groups of: 4 pairs of steps [kLanes][4] bytes (pair s holds k = 4s .. 4s+3 in the low
-//             and k = 4s+16 .. 4s+19 in the high nibbles), then fp16 scales [kLanes], then fp16 mins [kLanes] if there are
+//   f8        panel: blocks of one group: [group][kLanes] bytes, then fp32 scales [kLanes], times 2^8 (what load_f8_pair lacks)
+//   w8, w4    panel: blocks of max(group, 32) inputs: for each 32 of them
+//               w8: 8 steps [kLanes][4] int8 (step s holds k = 4s .. 4s+3)
+//               w4: 4 pairs of steps [kLanes][4] bytes (pair s holds k = 4s .. 4s+3 in the low and 4s+16 .. 4s+19 in the high nibbles)
+//             then scales [kLanes], fp16 or fp32 if wide; w8 with groups of 16: [2][kLanes]
+//             then minimums or zero points likewise if there are, fp16
 // Channels beyond n and inputs beyond k are zero, scales included.
 #pragma once
 #include "kernels.h"
@@ -15,41 +17,51 @@
 namespace octavo::OCTAVO_NS {
 
 struct Layout {
-  int64_t tiles;              // of kLanes channels
-  int64_t groups;             // of kGroup inputs
-  int scales_per_group;       // per channel: w8 with groups of 16 has 2
-  size_t group_bytes;         // of one tile
-  size_t scales_at, mins_at;  // offsets in a group
-  size_t panel_bytes;         // of one tile
+  int64_t tiles;               // of kLanes channels
+  int64_t groups;              // of kGroup inputs
+  int64_t blocks;              // that share scales: of max(group, kGroup) inputs; plain weights: as groups
+  int64_t units;               // groups of kGroup inputs in a block
+  int scales_per_block;        // per channel: w8 with groups of 16 has 2
+  size_t unit_bytes;           // codes of kGroup inputs of one tile
+  size_t block_bytes;          // of one tile
+  size_t scales_at, offsets_at;  // in a block
+  size_t panel_bytes;          // of one tile
 };
 
-inline Layout layout_of(WeightKind kind, int64_t n, int64_t k_padded, int group, bool has_mins) {
+inline Layout layout_of(const PackedW& w) {
   Layout l{};
-  l.tiles = (n + kLanes - 1) / kLanes;
-  l.groups = k_padded / kGroup;
-  switch (kind) {
+  l.tiles = (w.n + kLanes - 1) / kLanes;
+  l.groups = w.k_padded / kGroup;
+  const bool grouped = w.group != 0;
+  l.units = grouped && w.group > kGroup ? w.group / kGroup : 1;
+  l.blocks = l.groups / l.units;
+  switch (w.kind) {
     case WeightKind::f32:
-      l.group_bytes = size_t(kGroup) * kLanes * 4;
+      l.unit_bytes = size_t(kGroup) * kLanes * 4;
       break;
     case WeightKind::f16:
     case WeightKind::bf16:
-      l.group_bytes = size_t(kGroup) * kLanes * 2;
+      l.unit_bytes = size_t(kGroup) * kLanes * 2;
       break;
     case WeightKind::w8:
-    case WeightKind::w4: {
-      l.scales_per_group = kind == WeightKind::w8 ? kGroup / group : 1;
-      const size_t one = size_t(l.scales_per_group) * kLanes * 2;
-      l.scales_at = size_t(kGroup) * kLanes / (kind == WeightKind::w4 ? 2 : 1);
-      l.mins_at = l.scales_at + one;
-      l.group_bytes = l.mins_at + (has_mins ? one : 0);
+    case WeightKind::f8:
+      l.unit_bytes = size_t(kGroup) * kLanes;
       break;
-    }
+    case WeightKind::w4:
+      l.unit_bytes = size_t(kGroup) * kLanes / 2;
+      break;
   }
-  l.panel_bytes = l.group_bytes * size_t(l.groups);
+  l.scales_at = l.unit_bytes * size_t(l.units);
+  l.offsets_at = l.block_bytes = l.scales_at;
+  if (grouped) {
+    l.scales_per_block = w.group < kGroup ? kGroup / w.group : 1;
+    const size_t values = size_t(l.scales_per_block) * kLanes;
+    l.offsets_at = l.scales_at + values * (w.wide ? 4 : 2);
+    l.block_bytes = l.offsets_at + (w.offset == Offset::code ? 0 : values * 2);
+  }
+  l.panel_bytes = l.block_bytes * size_t(l.blocks);
   return l;
 }
-
-inline Layout layout_of(const PackedW& w) { return layout_of(w.kind, w.n, w.k_padded, w.group, w.has_mins); }
 
 inline int64_t pad_k(int64_t k) { return (k + kGroup - 1) / kGroup * kGroup; }
 

@@ -128,6 +128,15 @@ void gated_tiles(const LinearArgs& a, const Layout& l, Kernel& kernel, const Sha
   }
 }
 
+// Of one row: per block of inputs that share scales, sx * (sum of q) over its kGroups, ascending, times `factor`, a power of two.
+inline void block_sums(const float* scale, const float* sum, int64_t blocks, int64_t units, float factor, float* out) {
+  for (int64_t b = 0; b < blocks; ++b) {
+    float total = 0.0f;
+    for (int64_t u = 0; u < units; ++u) total += scale[b * units + u] * sum[b * units + u];
+    out[b] = total * factor;
+  }
+}
+
 template <class Kernel>
 void run_linear(const LinearArgs& a, int ith, int nth) {
   const Layout l = layout_of(*a.w);
@@ -153,19 +162,22 @@ void run_linear(const LinearArgs& a, int ith, int nth) {
 // alone loses the stream at the end of each panel (a few KB for a narrow layer).
 struct Ahead {
   const uint8_t* next = nullptr;  // null: somebody else has asked
-  size_t group_bytes = 0;         // to ask for per group
-  inline void ask(int64_t g) const {
+  size_t step_bytes = 0;          // to ask for per step: what a tile multiplies between two questions
+  inline void ask(int64_t step) const {
     if (next == nullptr) return;
-    for (size_t line = 0; line < group_bytes; line += 64) __builtin_prefetch(next + size_t(g) * group_bytes + line);
+    for (size_t line = 0; line < step_bytes; line += 64) __builtin_prefetch(next + size_t(step) * step_bytes + line);
   }
 };
 
+// Per kGroup inputs, the scales' share included.
+inline size_t ahead_bytes(const Layout& l) { return l.panel_bytes / size_t(l.groups); }
+
 // A single row reads panel after panel, as one stream: the bytes 2 KB on.
-inline Ahead ahead_in_stream(const uint8_t* panel, const Layout& l) { return {panel + 2048, l.group_bytes}; }
+inline Ahead ahead_in_stream(const uint8_t* panel, const Layout& l) { return {panel + 2048, ahead_bytes(l)}; }
 
 // Several rows hold `count` panels in the caches: the next `count`, asked for by the first row tile.
 inline Ahead ahead_by_panels(const uint8_t* panel, int count, const Layout& l) {
-  return {panel + size_t(count) * l.panel_bytes, size_t(count) * l.group_bytes};
+  return {panel + size_t(count) * l.panel_bytes, size_t(count) * ahead_bytes(l)};
 }
 
 // Rows whose activations (bytes each) fit into half a near cache, in whole row tiles.

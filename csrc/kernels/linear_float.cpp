@@ -1,4 +1,4 @@
-// Linear layer with float weights: f32, f16 (activations stay fp32) and bf16 (activations are rounded to bf16).
+// Linear layer with float weights: f32, f16 (activations stay fp32), bf16 and f8 (activations are rounded to bf16).
 // acc = fma(x[k], w[k], acc) for k ascending, in fp32; with the bf16 instruction, pairs of k ascending. y may alias
 // residual, nothing else.
 #include "linear.h"
@@ -9,7 +9,7 @@ namespace {
 constexpr int kTileRows = kRegisters == 32 ? 6 : 4;
 constexpr int kTileCols = 2;
 constexpr int64_t kBlock = 256;      // inputs per pass over the rows: two panels' worth stay in the first cache
-constexpr int64_t kExpandFrom = 12;  // rows from which 16-bit weights are widened once per block
+constexpr int64_t kExpandFrom = 12;  // rows from which 16-bit weights are widened once per block; f8: from the second row tile on
 
 // Activations of one row tile: floats, or pairs of bf16 read as one.
 struct Rows {
@@ -17,10 +17,11 @@ struct Rows {
   int64_t stride;
 };
 
-// Sources of weights: `pair` gives inputs k and k + 1 (k even) of panel t.
+// Sources of weights: `pair` gives inputs k and k + 1 (k even) of panel t. kScaled: a source is bound to inputs that share a scale.
 template <int NT>
 struct Wide {  // f32
   static constexpr size_t kBytes = 4;
+  static constexpr bool kScaled = false;
   const uint8_t* panel[NT];
   inline F at(int t, int64_t k) const { return load(reinterpret_cast<const float*>(panel[t]) + k * kLanes); }
   inline void pair(int t, int64_t k, F& even, F& odd) const {
@@ -32,6 +33,7 @@ struct Wide {  // f32
 template <int NT>
 struct Half {  // f16
   static constexpr size_t kBytes = 2;
+  static constexpr bool kScaled = false;
   const uint8_t* panel[NT];
   inline F at(int t, int64_t k) const { return load_f16(reinterpret_cast<const uint16_t*>(panel[t]) + k * kLanes); }
   inline void pair(int t, int64_t k, F& even, F& odd) const {
@@ -43,12 +45,26 @@ struct Half {  // f16
 template <int NT>
 struct Brain {  // bf16
   static constexpr size_t kBytes = 2;
+  static constexpr bool kScaled = false;
   const uint8_t* panel[NT];
   inline B slots(int t, int64_t k) const { return load_b(panel[t] + k * kLanes * 2); }
   inline void pair(int t, int64_t k, F& even, F& odd) const {
     const B both = slots(t, k);
     even = pair_even(both);
     odd = pair_odd(both);
+  }
+};
+
+template <int NT>
+struct Eight {  // f8; panel: as if no scales lay before this block
+  static constexpr size_t kBytes = 1;
+  static constexpr bool kScaled = true;
+  const uint8_t* panel[NT];
+  F scale[NT];
+  inline void pair(int t, int64_t k, F& even, F& odd) const {
+    load_f8_pair(panel[t] + k * kLanes, even, odd);
+    even = mul(even, scale[t]);
+    odd = mul(odd, scale[t]);
   }
 };
 
@@ -129,22 +145,27 @@ class FloatKernel {
     x_ = {a_.x + row * a_.ldx, a_.ldx};
     first_row_ = row;
     if constexpr (!kRoundX) return;
-    for (int64_t i = 0; i < rows; ++i) kPairBf16 ? round_pairs(i) : round_floats(i);
-    x_ = {rounded_, kPairBf16 ? a_.w->k_padded / 2 : a_.w->k_padded};
+    for (int64_t i = 0; i < rows; ++i) kPairs ? round_pairs(i) : round_floats(i);
+    x_ = {rounded_, kPairs ? a_.w->k_padded / 2 : a_.w->k_padded};
   }
 
   void run(const uint8_t* const* panels, int count, int64_t row, int64_t rows, float* acc) {
     const Rows x{x_.x + (row - first_row_) * x_.stride, x_.stride};
     if (rows == 1) {
-      with_rows<kMaxTiles>(count, [&](auto nt) { product<1, nt.value>(bind<nt.value>(panels), x, 0, k_, Ahead{}, acc); });
+      with_rows<kMaxTiles>(count, [&](auto nt) {
+        for (int64_t from = 0, to; from < k_; from = to) {
+          to = Source<1>::kScaled ? block_end(from) : k_;
+          product<1, nt.value>(bind<nt.value>(panels, from), x, from, to, Ahead{}, acc);
+        }
+      });
       return;
     }
     for (int t = 0; t < count; t += kTileCols)
-      with_rows<kTileCols>(count - t, [&](auto nt) { columns(bind<nt.value>(panels + t), nt, x, rows, acc + t * kLanes); });
+      with_rows<kTileCols>(count - t, [&](auto nt) { columns<nt.value>(panels + t, x, rows, acc + t * kLanes); });
   }
 
  private:
-  static constexpr bool kPairs = kRoundX && kPairBf16;
+  static constexpr bool kPairs = kRoundX && kPairBf16 && !Source<1>::kScaled;
 
   void round_floats(int64_t i) {
     const float* from = a_.x + (first_row_ + i) * a_.ldx;
@@ -162,10 +183,22 @@ class FloatKernel {
     for (; k < a_.w->k_padded; ++k) to[k] = 0;
   }
 
+  // The end of a pass over inputs that begins at `from`: kBlock of them, or what is left of those that share a scale.
+  int64_t block_end(int64_t from) const {
+    const int64_t end = std::min(from + kBlock, k_);
+    return Source<1>::kScaled ? std::min(end, (from / a_.w->group + 1) * a_.w->group) : end;
+  }
   template <int NT>
-  Source<NT> bind(const uint8_t* const* panels) const {
+  Source<NT> bind(const uint8_t* const* panels, int64_t from) const {
     Source<NT> w;
     std::copy(panels, panels + NT, w.panel);
+    if constexpr (Source<NT>::kScaled) {
+      const int64_t block = from / a_.w->group;
+      for (int t = 0; t < NT; ++t) {
+        w.scale[t] = load(reinterpret_cast<const float*>(panels[t] + size_t(block) * l_.block_bytes + l_.scales_at));
+        w.panel[t] += size_t(block) * (l_.block_bytes - l_.scales_at);
+      }
+    }
     return w;
   }
   template <int MR, int NT, class W>
@@ -183,18 +216,20 @@ class FloatKernel {
           count, [&](auto mr) { product<mr.value, NT>(w, Rows{x.x + i * x.stride, x.stride}, from, to, ahead, acc + i * kAccRow); });
     }
   }
-  template <class W, int NT>
-  void columns(const W& w, std::integral_constant<int, NT>, Rows x, int64_t rows, float* acc) {
+  template <int NT>
+  void columns(const uint8_t* const* panels, Rows x, int64_t rows, float* acc) {
+    using W = Source<NT>;
     // Per pair of inputs. Long panels are left to the hardware, which follows them well.
-    Ahead ahead = ahead_by_panels(w.panel[0], NT, l_);
-    ahead.group_bytes = size_t(NT) * 2 * kLanes * Source<NT>::kBytes;
+    Ahead ahead = ahead_by_panels(panels[0], NT, l_);
+    ahead.step_bytes = size_t(NT) * 2 * kLanes * W::kBytes;
     if (l_.panel_bytes > (size_t(32) << 10)) ahead = Ahead{};
-    if (rows <= kTileRows) return row_tiles<NT>(w, x, rows, 0, k_, ahead, acc);
-    for (int64_t from = 0; from < k_; from += kBlock) {
-      const int64_t to = std::min(from + kBlock, k_);
+    if (rows <= kTileRows && !W::kScaled) return row_tiles<NT>(bind<NT>(panels, 0), x, rows, 0, k_, ahead, acc);
+    for (int64_t from = 0, to; from < k_; from = to) {
+      to = block_end(from);
+      const W w = bind<NT>(panels, from);
       if constexpr (W::kBytes == 4 || kPairs) {
         row_tiles<NT>(w, x, rows, from, to, ahead, acc);
-      } else if (rows < kExpandFrom) {
+      } else if (rows < (W::kScaled ? kTileRows + 1 : kExpandFrom)) {
         row_tiles<NT>(w, x, rows, from, to, ahead, acc);
       } else {
         widen<NT>(w, from, to, block_);
@@ -226,6 +261,8 @@ void linear_float(const LinearArgs& args, int ith, int nth) {
     run_linear<FloatKernel<Wide, false>>(args, ith, nth);
   else if (args.w->kind == WeightKind::f16)
     run_linear<FloatKernel<Half, false>>(args, ith, nth);
+  else if (args.w->kind == WeightKind::f8)
+    run_linear<FloatKernel<Eight, true>>(args, ith, nth);
   else
     run_linear<FloatKernel<Brain, true>>(args, ith, nth);
 }

@@ -1,6 +1,5 @@
-// Linear layer with 8-bit weights and int8 activations.
-// acc = fma(sx * sw, float(dot), acc), then fma(sx * min, float(sum of q), acc), over the weights' groups (16 or 32) in
-// ascending order; the dots are exact integers. y may alias residual, nothing else.
+// Linear layer with 8-bit weights and int8 activations. The order of additions is kernels.h's; the dots are exact integers.
+// y may alias residual, nothing else.
 #include "linear.h"
 
 namespace octavo::OCTAVO_NS {
@@ -9,56 +8,101 @@ namespace {
 constexpr int kTileRows = kRegisters == 32 ? 6 : 4;
 constexpr int kTileCols = 2;  // panels side by side: an activation is loaded once for both
 
+// The quantised rows of one tile.
 struct Rows {
   const int8_t* q;
   const float* scale;
-  const int32_t* sums;              // of q over each of the weights' groups
-  int64_t k_padded, groups, parts;  // groups of 32; parts: the weights' groups
+  const int32_t* sums;      // of q over each 32 inputs, or each 16 where weights have groups of 16
+  const float* block_sums;  // per scale of the weights, what multiplies the minimum
+  int64_t k_padded, groups, parts, scales, blocks, units;
 };
 
-template <int NT>
+// How a weight's scales lie over its inputs.
+enum class Spread { half, one, many };  // a scale per 16 inputs, per 32, per more
+
+template <int NT, Spread kSpread>
 struct Panels {
   const uint8_t* panel[NT];
-  size_t group_bytes, scales_at, mins_at;
-  inline const uint8_t* group(int t, int64_t g) const { return panel[t] + size_t(g) * group_bytes; }
-  inline F half(int t, int64_t g, int part, size_t at) const {
-    return load_f16(reinterpret_cast<const uint16_t*>(group(t, g) + at) + part * kLanes);
+  size_t block_bytes, unit_bytes, scales_at, offsets_at;
+  bool wide, zeros;
+  inline const uint8_t* unit(int t, int64_t b, int64_t u) const { return block(t, b) + size_t(u) * unit_bytes; }
+  inline F scale(int t, int64_t b, int part) const {
+    if (kSpread == Spread::many && wide) return load(reinterpret_cast<const float*>(block(t, b) + scales_at));
+    return half(t, b, part, scales_at);
+  }
+  inline F min(int t, int64_t b, int part) const {
+    const F offset = half(t, b, part, offsets_at);
+    return kSpread == Spread::many && zeros ? neg(mul(offset, scale(t, b, part))) : offset;
+  }
+
+ private:
+  inline const uint8_t* block(int t, int64_t b) const { return panel[t] + size_t(b) * block_bytes; }
+  inline F half(int t, int64_t b, int part, size_t at) const {
+    return load_f16(reinterpret_cast<const uint16_t*>(block(t, b) + at) + part * kLanes);
   }
 };
 
-// kParts: the weights' groups per 32 inputs, 1 or 2.
-template <int MR, int NT, int kParts, bool kMins>
-OCTAVO_TILE void tile(const Panels<NT>& w, Rows x, Ahead ahead, float* acc) {
-  constexpr int kSteps = 8 / kParts;
+// Exact integer products of steps [first, first + kSteps) of the 32 inputs g; `sum` is the place of q's sum over them.
+template <int MR, int NT, int kSteps, class Source>
+inline void dots(const Source& w, const Rows& x, int64_t b, int64_t u, int64_t g, int first, int64_t sum, I (&dot)[MR][NT]) {
+  for (int r = 0; r < MR; ++r)
+    for (int t = 0; t < NT; ++t) dot[r][t] = dot8_start(x.sums[r * x.parts + sum]);
+#pragma GCC unroll 8
+  for (int s = first; s < first + kSteps; ++s) {
+    W8 codes[NT];
+    for (int t = 0; t < NT; ++t) codes[t] = prepare8(load_b(w.unit(t, b, u) + s * 4 * kLanes));
+    for (int r = 0; r < MR; ++r) {
+      const B q = dup4(x.q + r * x.k_padded + g * kGroup + 4 * s);
+      for (int t = 0; t < NT; ++t) dot[r][t] = dot8(dot[r][t], codes[t], q);
+    }
+  }
+}
+
+template <int MR, int NT, bool kMins, class Source>
+inline void add_scaled(const Source& w, const Rows& x, int64_t b, int part, int64_t at, const F (&products)[MR][NT], F (&sum)[MR][NT]) {
+  F scale[NT], min[NT];
+  for (int t = 0; t < NT; ++t) {
+    scale[t] = w.scale(t, b, part);
+    min[t] = kMins ? w.min(t, b, part) : zero();
+  }
+  for (int r = 0; r < MR; ++r) {
+    for (int t = 0; t < NT; ++t) {
+      sum[r][t] = fma(scale[t], products[r][t], sum[r][t]);
+      if (kMins) sum[r][t] = fma(min[t], set1(x.block_sums[r * x.scales + at]), sum[r][t]);
+    }
+  }
+}
+
+template <int MR, int NT, Spread kSpread, bool kMins>
+OCTAVO_TILE void tile(const Panels<NT, kSpread>& w, Rows x, Ahead ahead, float* acc) {
   F sum[MR][NT];
   for (int r = 0; r < MR; ++r)
     for (int t = 0; t < NT; ++t) sum[r][t] = zero();
-  for (int64_t g = 0; g < x.groups; ++g) {
-    ahead.ask(g);
-    for (int part = 0; part < kParts; ++part) {
-      I dot[MR][NT];
+  for (int64_t b = 0, g = 0; b < x.blocks; ++b) {
+    F products[MR][NT];
+    I dot[MR][NT];
+    if constexpr (kSpread == Spread::many) {
       for (int r = 0; r < MR; ++r)
-        for (int t = 0; t < NT; ++t) dot[r][t] = dot8_start(x.sums[r * x.parts + g * kParts + part]);
-#pragma GCC unroll 8
-      for (int s = part * kSteps; s < (part + 1) * kSteps; ++s) {
-        W8 codes[NT];
-        for (int t = 0; t < NT; ++t) codes[t] = prepare8(load_b(w.group(t, g) + s * 4 * kLanes));
+        for (int t = 0; t < NT; ++t) products[r][t] = zero();
+      for (int64_t u = 0; u < x.units; ++u, ++g) {
+        ahead.ask(g);
+        dots<MR, NT, 8>(w, x, b, u, g, 0, g, dot);
         for (int r = 0; r < MR; ++r) {
-          const B q = dup4(x.q + r * x.k_padded + g * kGroup + 4 * s);
-          for (int t = 0; t < NT; ++t) dot[r][t] = dot8(dot[r][t], codes[t], q);
+          const F x_scale = set1(x.scale[r * x.groups + g]);
+          for (int t = 0; t < NT; ++t) products[r][t] = fma(x_scale, to_float(dot[r][t]), products[r][t]);
         }
       }
-      F scale[NT], min[NT];
-      for (int t = 0; t < NT; ++t) {
-        scale[t] = w.half(t, g, part, w.scales_at);
-        min[t] = kMins ? w.half(t, g, part, w.mins_at) : zero();
-      }
-      for (int r = 0; r < MR; ++r) {
-        const F x_scale = set1(x.scale[r * x.groups + g]);
-        for (int t = 0; t < NT; ++t) {
-          sum[r][t] = fma(mul(x_scale, scale[t]), to_float(dot[r][t]), sum[r][t]);
-          if (kMins) sum[r][t] = fma(mul(x_scale, min[t]), set1(float(x.sums[r * x.parts + g * kParts + part])), sum[r][t]);
+      add_scaled<MR, NT, kMins>(w, x, b, 0, b, products, sum);
+    } else {
+      constexpr int kParts = kSpread == Spread::half ? 2 : 1;
+      ahead.ask(b);
+      for (int part = 0; part < kParts; ++part) {
+        dots<MR, NT, 8 / kParts>(w, x, b, 0, b, part * (8 / kParts), b * kParts + part, dot);
+        for (int r = 0; r < MR; ++r) {
+          const F x_scale = set1(x.scale[r * x.groups + b]);
+          for (int t = 0; t < NT; ++t) products[r][t] = mul(x_scale, to_float(dot[r][t]));
         }
+        add_scaled<MR, NT, kMins>(w, x, b, part, b * kParts + part, products, sum);
       }
     }
   }
@@ -66,21 +110,29 @@ OCTAVO_TILE void tile(const Panels<NT>& w, Rows x, Ahead ahead, float* acc) {
     for (int t = 0; t < NT; ++t) store(acc + r * kAccRow + t * kLanes, sum[r][t]);
 }
 
-template <int kParts, bool kMins>
+template <Spread kSpread, bool kMins>
 class W8Kernel {
  public:
   W8Kernel(const LinearArgs& a, const Layout& l, Arena& arena)
-      : a_(a), l_(l), parts_(l.groups * kParts), sums_(arena.take<int32_t>(size_t(kMaxChunk) * size_t(parts_))) {}
+      : a_(a),
+        l_(l),
+        parts_(l.groups * kParts),
+        scales_(l.blocks * kParts),
+        sums_(arena.take<int32_t>(size_t(kMaxChunk) * size_t(parts_))),
+        block_sums_(arena.take<float>(size_t(kMaxChunk) * size_t(scales_))) {}
   int64_t chunk_rows() const { return rows_in_cache(size_t(a_.w->k_padded), kTileRows); }
 
-  // Sums per weight group as integers: what corrects unsigned products, and what multiplies the mins.
+  // Sums as integers, which correct unsigned products, and scaled, which multiply the minimums.
   void start(int64_t row, int64_t rows) {
     first_row_ = row;
     for (int64_t i = 0; i < rows; ++i) {
+      const float* scale = a_.xq.scale + (row + i) * l_.groups;
+      const float* from = a_.xq.sum + (row + i) * l_.groups;
       int32_t* to = sums_ + i * parts_;
+      float* scaled = block_sums_ + i * scales_;
       if (kParts == 1) {
-        const float* from = a_.xq.sum + (row + i) * l_.groups;
         for (int64_t g = 0; g < l_.groups; ++g) to[g] = int32_t(from[g]);
+        if (kMins) block_sums(scale, from, l_.blocks, l_.units, 1.0f, scaled);
         continue;
       }
       const int8_t* q = a_.xq.q + (row + i) * a_.w->k_padded;
@@ -88,6 +140,7 @@ class W8Kernel {
         int32_t total = 0;
         for (int j = 0; j < kGroup / kParts; ++j) total += q[p * (kGroup / kParts) + j];
         to[p] = total;
+        scaled[p] = scale[p / kParts] * float(total);
       }
     }
   }
@@ -95,7 +148,7 @@ class W8Kernel {
   void run(const uint8_t* const* panels, int count, int64_t row, int64_t rows, float* acc) {
     if (rows == 1) {  // bound by memory, which is fastest as one stream: panel after panel, not side by side
       for (int t = 0; t < count; ++t)
-        tile<1, 1, kParts, kMins>(bind<1>(panels + t), rows_at(row), ahead_in_stream(panels[t], l_), acc + t * kLanes);
+        tile<1, 1, kSpread, kMins>(bind<1>(panels + t), rows_at(row), ahead_in_stream(panels[t], l_), acc + t * kLanes);
       return;
     }
     for (int t = 0; t < count; t += kTileCols)
@@ -103,45 +156,57 @@ class W8Kernel {
   }
 
  private:
+  static constexpr int kParts = kSpread == Spread::half ? 2 : 1;
+
   Rows rows_at(int64_t row) const {
-    const int64_t k = a_.w->k_padded;
-    return {a_.xq.q + row * k, a_.xq.scale + row * l_.groups, sums_ + (row - first_row_) * parts_, k, l_.groups, parts_};
+    const int64_t k = a_.w->k_padded, i = row - first_row_;
+    return {a_.xq.q + row * k, a_.xq.scale + row * l_.groups, sums_ + i * parts_, block_sums_ + i * scales_, k, l_.groups, parts_, scales_,
+            l_.blocks, l_.units};
   }
   template <int NT>
-  Panels<NT> bind(const uint8_t* const* panels) const {
-    Panels<NT> w;
+  Panels<NT, kSpread> bind(const uint8_t* const* panels) const {
+    Panels<NT, kSpread> w;
     std::copy(panels, panels + NT, w.panel);
-    w.group_bytes = l_.group_bytes;
+    w.block_bytes = l_.block_bytes;
+    w.unit_bytes = l_.unit_bytes;
     w.scales_at = l_.scales_at;
-    w.mins_at = l_.mins_at;
+    w.offsets_at = l_.offsets_at;
+    w.wide = a_.w->wide;
+    w.zeros = a_.w->offset == Offset::zero;
     return w;
   }
   template <int NT>
   void columns(const uint8_t* const* panels, int64_t row, int64_t rows, float* acc) {
-    const Panels<NT> w = bind<NT>(panels);
+    const Panels<NT, kSpread> w = bind<NT>(panels);
     Ahead ahead = ahead_by_panels(panels[0], NT, l_);
     for (int64_t i = 0, count; i < rows; i += count, ahead = Ahead{}) {
       count = tile_rows(rows - i, kTileRows);
-      with_rows<kTileRows>(count, [&](auto mr) { tile<mr.value, NT, kParts, kMins>(w, rows_at(row + i), ahead, acc + i * kAccRow); });
+      with_rows<kTileRows>(count, [&](auto mr) { tile<mr.value, NT, kSpread, kMins>(w, rows_at(row + i), ahead, acc + i * kAccRow); });
     }
   }
 
   const LinearArgs& a_;
   const Layout& l_;
-  const int64_t parts_;
+  const int64_t parts_, scales_;
   int32_t* sums_;
+  float* block_sums_;
   int64_t first_row_ = 0;
 };
 
+template <Spread kSpread>
+void spread_over(const LinearArgs& args, int ith, int nth) {
+  args.w->offset == Offset::code ? run_linear<W8Kernel<kSpread, false>>(args, ith, nth) : run_linear<W8Kernel<kSpread, true>>(args, ith, nth);
+}
+
 }  // namespace
 
-size_t linear_w8_scratch(int64_t k) { return kAccBytes + size_t(kMaxChunk) * size_t(pad_k(k) / 16) * 4 + kArenaSlack; }
+size_t linear_w8_scratch(int64_t k) { return kAccBytes + size_t(kMaxChunk) * size_t(pad_k(k) / 16) * 8 + kArenaSlack; }
 
 void linear_w8(const LinearArgs& args, int ith, int nth) {
-  if (args.w->group == 16)
-    args.w->has_mins ? run_linear<W8Kernel<2, true>>(args, ith, nth) : run_linear<W8Kernel<2, false>>(args, ith, nth);
-  else
-    args.w->has_mins ? run_linear<W8Kernel<1, true>>(args, ith, nth) : run_linear<W8Kernel<1, false>>(args, ith, nth);
+  const PackedW& w = *args.w;
+  if (w.group < kGroup) return spread_over<Spread::half>(args, ith, nth);
+  if (w.group == kGroup && !w.wide && w.offset != Offset::zero) return spread_over<Spread::one>(args, ith, nth);
+  spread_over<Spread::many>(args, ith, nth);
 }
 
 }  // namespace octavo::OCTAVO_NS

@@ -14,32 +14,42 @@ struct Channel {
   int lane;
 };
 
-// The min of sources that have none, in a weight where others do.
-constexpr uint8_t kZeroHalf[2] = {0, 0};
+inline void put(uint8_t* to, int lane, const uint8_t* from, size_t bytes) { std::memcpy(to + bytes * size_t(lane), from, bytes); }
 
-inline void put_half(uint8_t* to, int lane, const uint8_t* from) { std::memcpy(to + 2 * lane, from, 2); }
-
-void pack_w4(const Layout& l, Channel c, const uint8_t* codes, int64_t codes_group, const uint8_t* scales, int64_t scales_group,
-             const uint8_t* mins, int64_t mins_group) {
-  for (int64_t g = 0; g < l.groups; ++g) {
-    uint8_t* to = c.panel + size_t(g) * l.group_bytes;
-    const uint8_t* from = codes + g * codes_group;
-    for (int s = 0; s < 4; ++s) std::memcpy(to + s * 4 * kLanes + 4 * c.lane, from + 4 * s, 4);
-    put_half(to + l.scales_at, c.lane, scales + g * scales_group);
-    if (l.group_bytes > l.mins_at) put_half(to + l.mins_at, c.lane, mins ? mins + g * mins_group : kZeroHalf);
+// The 32 codes from `first` on, or what there is of them in this channel; `from` holds `count` codes.
+void put_codes(WeightKind kind, Channel c, uint8_t* unit, int first, int count, const uint8_t* from) {
+  if (kind == WeightKind::f8) {
+    for (int j = 0; j < count; ++j) unit[(first + j) * kLanes + c.lane] = from[j];
+  } else {
+    const int steps = kind == WeightKind::w4 ? count / 8 : count / 4;
+    for (int s = 0; s < steps; ++s) std::memcpy(unit + (first / 4 + s) * 4 * kLanes + 4 * c.lane, from + 4 * s, 4);
   }
 }
 
-void pack_w8(const Layout& l, Channel c, int group, int64_t source_groups, const uint8_t* codes, int64_t codes_group, const uint8_t* scales,
-             int64_t scales_group, const uint8_t* mins, int64_t mins_group) {
-  for (int64_t g = 0; g < source_groups; ++g) {
-    const int64_t first = g * group;
-    const int part = int(first % kGroup) / group;
-    uint8_t* to = c.panel + size_t(first / kGroup) * l.group_bytes;
-    const uint8_t* from = codes + g * codes_group;
-    for (int s = 0; s < group / 4; ++s) std::memcpy(to + (part * group / 4 + s) * 4 * kLanes + 4 * c.lane, from + 4 * s, 4);
-    put_half(to + l.scales_at + size_t(part) * kLanes * 2, c.lane, scales + g * scales_group);
-    if (l.group_bytes > l.mins_at) put_half(to + l.mins_at + size_t(part) * kLanes * 2, c.lane, mins ? mins + g * mins_group : kZeroHalf);
+// f8: times 2^8, exact but at the ends of fp32's range.
+void put_scale(const PackedW& w, uint8_t* to, int lane, const uint8_t* from) {
+  if (w.kind != WeightKind::f8) return put(to, lane, from, w.wide ? 4 : 2);
+  float scale;
+  std::memcpy(&scale, from, 4);
+  scale *= 256.0f;
+  std::memcpy(to + 4 * lane, &scale, 4);
+}
+
+// One channel of w4, w8 or f8. offsets null: a weight that has minimums or zero points elsewhere gets 0 here.
+void pack_grouped(const PackedW& w, const Layout& l, Channel c, const uint8_t* codes, int64_t codes_group, const uint8_t* scales,
+                  int64_t scales_group, const uint8_t* offsets, int64_t offsets_group) {
+  constexpr uint8_t kZeroHalf[2] = {0, 0};
+  const int64_t groups = (w.k + w.group - 1) / w.group;
+  const int per_block = l.scales_per_block, unit_codes = std::min<int>(w.group, kGroup);
+  const size_t code_bytes = size_t(unit_codes) / (w.kind == WeightKind::w4 ? 2 : 1), scale_bytes = w.wide ? 4 : 2;
+  for (int64_t g = 0; g < groups; ++g) {
+    uint8_t* block = c.panel + size_t(g / per_block) * l.block_bytes;
+    const int part = int(g % per_block);
+    for (int64_t u = 0; u < l.units; ++u)
+      put_codes(w.kind, c, block + size_t(u) * l.unit_bytes, part * unit_codes, unit_codes, codes + g * codes_group + size_t(u) * code_bytes);
+    put_scale(w, block + l.scales_at + size_t(part) * kLanes * scale_bytes, c.lane, scales + g * scales_group);
+    if (w.offset != Offset::code)
+      put(block + l.offsets_at + size_t(part) * kLanes * 2, c.lane, offsets ? offsets + g * offsets_group : kZeroHalf, 2);
   }
 }
 
@@ -64,10 +74,22 @@ inline float half_at(const uint8_t* p) {
   return out[0];
 }
 
+// Element e of 32; f8 without its factor of 2^8.
+inline float code_at(WeightKind kind, const uint8_t* unit, int e, int lane) {
+  if (kind == WeightKind::f8) {
+    const uint8_t code = unit[e * kLanes + lane];
+    const uint16_t half = uint16_t((code & 0x80) << 8 | (code & 0x7f) << 7);
+    return half_at(reinterpret_cast<const uint8_t*>(&half));
+  }
+  if (kind == WeightKind::w8) return float(int8_t(unit[(e / 4 * kLanes + lane) * 4 + e % 4]));
+  const uint8_t both = unit[(e % 16 / 4 * kLanes + lane) * 4 + e % 4];
+  return float(e < 16 ? both & 15 : both >> 4);
+}
+
 }  // namespace
 
-size_t packed_bytes(WeightKind kind, int64_t n, int64_t k, int group, bool has_mins) {
-  const Layout l = layout_of(kind, n, pad_k(k), group, has_mins);
+size_t packed_bytes(const PackedW& w) {
+  const Layout l = layout_of(w);
   return l.panel_bytes * size_t(l.tiles);
 }
 
@@ -87,12 +109,9 @@ void pack(const PackedW& w, const PackSource& source, int64_t first_row, int ith
       const int64_t r = row - first_row;
       const uint8_t* codes = source.codes + r * source.codes_row;
       const uint8_t* scales = source.scales ? source.scales + r * source.scales_row : nullptr;
-      const uint8_t* mins = source.mins ? source.mins + r * source.mins_row : nullptr;
-      if (w.kind == WeightKind::w4) {
-        pack_w4(l, channel, codes, source.codes_group, scales, source.scales_group, mins, source.mins_group);
-      } else if (w.kind == WeightKind::w8) {
-        pack_w8(l, channel, w.group, (w.k + w.group - 1) / w.group, codes, source.codes_group, scales, source.scales_group, mins,
-                source.mins_group);
+      const uint8_t* offsets = source.offsets ? source.offsets + r * source.offsets_row : nullptr;
+      if (w.group) {
+        pack_grouped(w, l, channel, codes, source.codes_group, scales, source.scales_group, offsets, source.offsets_group);
       } else {
         pack_float(w.kind, channel, w.k, codes, source.codes_group);
       }
@@ -120,22 +139,22 @@ void dequant_row(const PackedW& w, int64_t row, float* out) {
     }
     return;
   }
-  const int group = w.kind == WeightKind::w4 ? kGroup : w.group;
-  for (int64_t first = 0; first < w.k; first += group) {
-    const uint8_t* from = panel + size_t(first / kGroup) * l.group_bytes;
-    const int offset = int(first % kGroup), part = offset / group;
-    const float scale = half_at(from + l.scales_at + (size_t(part) * kLanes + size_t(lane)) * 2);
-    const float min = w.has_mins ? half_at(from + l.mins_at + (size_t(part) * kLanes + size_t(lane)) * 2) : 0.0f;
-    for (int j = 0; j < group && first + j < w.k; ++j) {
-      const int e = offset + j;
-      int code;
-      if (w.kind == WeightKind::w8) {
-        code = int8_t(from[(e / 4 * kLanes + lane) * 4 + e % 4]);
-      } else {
-        const uint8_t both = from[(e % 16 / 4 * kLanes + lane) * 4 + e % 4];
-        code = e < 16 ? both & 15 : both >> 4;
-      }
-      out[first + j] = float(code) * scale + min;
+  for (int64_t first = 0; first < w.k; first += w.group) {
+    const int part = int(first / w.group % l.scales_per_block);
+    const uint8_t* block = panel + size_t(first / w.group / l.scales_per_block) * l.block_bytes;
+    const size_t at = size_t(part) * kLanes + size_t(lane);
+    float scale = 0, min = 0;
+    if (w.wide)
+      std::memcpy(&scale, block + l.scales_at + at * 4, 4);
+    else
+      scale = half_at(block + l.scales_at + at * 2);
+    const float offset = w.offset == Offset::code ? 0.0f : half_at(block + l.offsets_at + at * 2);
+    if (w.offset == Offset::min) min = offset;
+    const float zero_point = w.offset == Offset::zero ? offset : w.kind == WeightKind::w4 && w.offset == Offset::code ? 8.0f : 0.0f;
+    for (int64_t j = 0; j < w.group && first + j < w.k; ++j) {
+      const int e = int((part * w.group + j) % kGroup);
+      const uint8_t* unit = block + size_t(j / kGroup) * l.unit_bytes;
+      out[first + j] = (code_at(w.kind, unit, e, lane) - zero_point) * scale + min;
     }
   }
 }

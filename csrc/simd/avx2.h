@@ -67,6 +67,13 @@ inline F round_bf16(F v) { return _mm256_castsi256_ps(_mm256_slli_epi32(bf16_bit
 inline F pair_even(B w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
 inline F pair_odd(B w) { return _mm256_and_ps(_mm256_castsi256_ps(w), _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u)))); }
 inline F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+// e4m3 moved into fp16's place: sign, then exponent and mantissa below its highest exponent bit.
+inline void load_f8_pair(const uint8_t* p, F& even, F& odd) {
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 7);
+  const __m256i halves = _mm256_and_si256(wide, _mm256_set1_epi16(int16_t(0xbfff)));
+  even = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+  odd = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+}
 
 inline F round_even(F v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline void store_i8(int8_t* p, F v) {

@@ -76,6 +76,13 @@ inline F round_bf16(F v) { return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_bit
 inline F pair_even(B w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
 inline F pair_odd(B w) { return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(int(0xffff0000u)))); }
 inline F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+// e4m3 moved into fp16's place: sign, then exponent and mantissa below its highest exponent bit.
+inline void load_f8_pair(const uint8_t* p, F& even, F& odd) {
+  const __m512i wide = _mm512_slli_epi16(_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 7);
+  const __m512i halves = _mm512_and_si512(wide, _mm512_set1_epi16(int16_t(0xbfff)));
+  even = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+  odd = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+}
 
 inline F round_even(F v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline void store_i8(int8_t* p, F v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }

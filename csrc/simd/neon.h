@@ -83,6 +83,16 @@ inline F load_f16(const uint16_t* p) {
   const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(p));
   return {vcvt_f32_f16(vget_low_f16(h)), vcvt_f32_f16(vget_high_f16(h))};
 }
+// e4m3 moved into fp16's place: sign, then exponent and mantissa below its highest exponent bit.
+inline F load_f8(const uint8_t* p) {
+  const uint16x8_t wide = vshlq_n_u16(vreinterpretq_u16_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)))), 7);
+  const float16x8_t h = vreinterpretq_f16_u16(vandq_u16(wide, vdupq_n_u16(0xbfff)));
+  return {vcvt_f32_f16(vget_low_f16(h)), vcvt_f32_f16(vget_high_f16(h))};
+}
+inline void load_f8_pair(const uint8_t* p, F& even, F& odd) {
+  even = load_f8(p);
+  odd = load_f8(p + kLanes);
+}
 
 inline F round_even(F v) { return {vrndnq_f32(v.lo), vrndnq_f32(v.hi)}; }
 inline void store_i8(int8_t* p, F v) {

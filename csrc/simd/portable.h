@@ -90,6 +90,17 @@ inline F load_f16(const uint16_t* p) {
   return F(((h & 0x7c00u) == 0x7c00u ? special : finite) | sign);
 }
 
+// e4m3: exponent and mantissa moved into place, then 2^112 corrects the bias but for 2^8, subnormals included.
+inline F load_f8(const uint8_t* p) {
+  U v;
+  for (int i = 0; i < kLanes; ++i) v[i] = p[i];
+  return F(U(F((v & 0x7fu) << 20) * 0x1p112f) | (v & 0x80u) << 24);
+}
+inline void load_f8_pair(const uint8_t* p, F& even, F& odd) {
+  even = load_f8(p);
+  odd = load_f8(p + kLanes);
+}
+
 inline F round_even(F v) { return (v + 12582912.0f) - 12582912.0f; }
 inline void store_i8(int8_t* p, F v) {
   for (int i = 0; i < kLanes; ++i) p[i] = int8_t(v[i]);

@@ -110,6 +110,7 @@ class EngineReady(_Message):
     backend: str  # for people: "cpu avx2, 2 threads"
     phases: list[Phase]
     pid: int
+    weights_fp16_bytes: int = 0  # what they would take in fp16
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):

@@ -16,26 +16,44 @@ ISAS = sorted(
 
 @dataclass(frozen=True)
 class Form:
-    """A kind of weight with its variations: inputs per scale (0: plain numbers) and whether it has minimums."""
+    """A kind of weight with its variations: inputs per scale (0: plain numbers), minimums or zero points, and fp32 scales."""
 
     kind: WeightKind
     group: int = 0
     mins: bool = False
+    zeros: bool = False
+    wide: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kind.value}{f'g{self.group}' if self.group else ''}{'m' if self.mins else ''}"
+        flags = "m" * self.mins + "z" * self.zeros + "w" * self.wide
+        return f"{self.kind.value}{f'g{self.group}' if self.group else ''}{flags}"
 
 
 QUANTISED = [
     Form(WeightKind.W4, 32),
     Form(WeightKind.W4, 32, True),
+    Form(WeightKind.W4, 32, zeros=True),
+    Form(WeightKind.W4, 64),
+    Form(WeightKind.W4, 96, True),
+    Form(WeightKind.W4, 64, zeros=True),
+    Form(WeightKind.W4, 96, wide=True),
     Form(WeightKind.W8, 32),
     Form(WeightKind.W8, 32, True),
     Form(WeightKind.W8, 16),
     Form(WeightKind.W8, 16, True),
+    Form(WeightKind.W8, 96),
+    Form(WeightKind.W8, 32, wide=True),
+    Form(WeightKind.W8, 64, True),
+    Form(WeightKind.W8, 64, zeros=True, wide=True),
 ]
 PLAIN = [Form(WeightKind.F32), Form(WeightKind.F16), Form(WeightKind.BF16)]
-FORMS = QUANTISED + PLAIN
+F8 = [Form(WeightKind.F8, 32, wide=True), Form(WeightKind.F8, 288, wide=True)]
+FORMS = QUANTISED + PLAIN + F8
+
+
+def inputs(form: Form, k: int) -> int:
+    """The k or the least number above it that is whole groups."""
+    return -(-k // form.group) * form.group if form.group else k
 
 
 def part(form: Form, n: int, k: int, seed: int = 0) -> WeightPart:
@@ -47,22 +65,31 @@ def part(form: Form, n: int, k: int, seed: int = 0) -> WeightPart:
             return WeightPart((values.view(np.uint32) >> 16).astype(np.uint16))
         return WeightPart(values.astype(np.float16) if form.kind is WeightKind.F16 else values)
     groups = k // form.group
+    scales = rng.uniform(-0.1, 0.1, (n, groups)).astype(np.float32 if form.wide else np.float16)
+    if form.kind is WeightKind.F8:
+        codes = rng.integers(0, 256, (n, groups, form.group), np.uint8)
+        codes[codes & 0x7F == 0x7F] = 0x7E  # no NaN
+        return WeightPart(codes, scales)
     if form.kind is WeightKind.W4:
-        codes = rng.integers(0, 256, (n, groups, 16), np.uint8)
+        codes = rng.integers(0, 256, (n, groups, form.group // 2), np.uint8)
         codes[rng.random((n, groups)) < 0.1] = 0xFF
     else:
         codes = rng.integers(-128, 128, (n, groups, form.group), np.int8)
         codes[rng.random((n, groups)) < 0.1] = -128
-    scales = rng.uniform(-0.1, 0.1, (n, groups)).astype(np.float16)
-    return WeightPart(codes, scales, rng.uniform(-1, 1, (n, groups)).astype(np.float16) if form.mins else None)
+    mins = rng.uniform(-1, 1, (n, groups)).astype(np.float16) if form.mins else None
+    points = (0, 16) if form.kind is WeightKind.W4 else (-128, 128)
+    zeros = rng.integers(*points, (n, groups)).astype(np.float16) if form.zeros else None
+    return WeightPart(codes, scales, mins, zeros)
 
 
 def weight(form: Form, n: int, k: int, seed: int = 0) -> PackedWeight:
+    """n channels of k inputs, or a few more that make whole groups."""
+    k = inputs(form, k)
     return PackedWeight(form.kind, n, k, (part(form, n, k, seed),))
 
 
 def pack(weight: PackedWeight, isa: str) -> _native.PackedWeight:
-    return _native.pack(weight.kind.value, weight.n, weight.k, [(p.codes, p.scales, p.mins) for p in weight.parts], isa)
+    return _native.pack(weight.kind.value, weight.n, weight.k, [(p.codes, p.scales, p.mins, p.zeros) for p in weight.parts], isa)
 
 
 def rows(count: int, k: int, seed: int = 0) -> np.ndarray:

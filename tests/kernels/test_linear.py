@@ -5,13 +5,15 @@ The binding fills outputs and scratch with NaNs and guards the scratch's end, so
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from linear_cases import FORMS, ISAS, PLAIN, QUANTISED, Form, pack, rows, weight
 
 from octavo import _native
 from octavo.ops import reference
-from octavo.ops.packed import PackedWeight, WeightKind, bf16_to_f32, f32_to_bf16
+from octavo.ops.packed import PackedWeight, WeightKind, bf16_to_f32, f32_to_bf16, unpack_nibbles
 
 W4 = Form(WeightKind.W4, 32, True)
 # Around the lanes (8, 16), the row tiles (4, 6), the groups (32) and the blocks of k (256).
@@ -29,7 +31,7 @@ def shaped(form: Form, n: int, k: int) -> PackedWeight:
 
 def effective(x: np.ndarray, kind: WeightKind) -> np.ndarray:
     """What the activations are after the kind's rounding, in float64."""
-    if kind is WeightKind.BF16:
+    if kind in (WeightKind.BF16, WeightKind.F8):
         return bf16_to_f32(f32_to_bf16(x)).astype(np.float64)
     if kind in (WeightKind.F32, WeightKind.F16):
         return x.astype(np.float64)
@@ -50,22 +52,44 @@ def dequantized64(w: PackedWeight) -> np.ndarray:
     if not w.group:
         return w.dequantize().astype(np.float64)
     p = w.parts[0]
-    values = reference_codes(w) * p.scales.astype(np.float64)[..., None]
+    values = reference_codes(w)
+    if p.zeros is not None:
+        values = values - p.zeros.astype(np.float64)[..., None]
+    elif w.kind is WeightKind.W4 and p.mins is None:
+        values = values - 8
+    values = values * p.scales.astype(np.float64)[..., None]
     return (values if p.mins is None else values + p.mins.astype(np.float64)[..., None]).reshape(w.n, -1)
 
 
 def magnitudes(w: PackedWeight) -> np.ndarray:
-    """|code * scale| + |min|: the two are added separately, so they may cancel."""
+    """|code * scale| + |min|: the two are added separately, so they may cancel; a zero point is (in w4, by default) such a minimum."""
     if not w.group:
         return np.abs(w.dequantize().astype(np.float64))
     p = w.parts[0]
-    values = np.abs(reference_codes(w) * p.scales.astype(np.float64)[..., None])
-    return (values if p.mins is None else values + np.abs(p.mins.astype(np.float64))[..., None]).reshape(w.n, -1)
+    scales = p.scales.astype(np.float64)
+    values, offsets = np.abs(reference_codes(w) * scales[..., None]), np.zeros_like(scales)
+    if p.mins is not None:
+        offsets = p.mins.astype(np.float64)
+    elif p.zeros is not None:
+        offsets = p.zeros.astype(np.float64) * scales
+    elif w.kind is WeightKind.W4:
+        offsets = 8 * scales
+    return (values + np.abs(offsets)[..., None]).reshape(w.n, -1)
 
 
 def reference_codes(w: PackedWeight) -> np.ndarray:
     codes = w.parts[0].codes
-    return (reference.unpack_nibbles(codes) if w.kind is WeightKind.W4 else codes).astype(np.float64)
+    if w.kind is WeightKind.F8:
+        return f8_numbers()[codes]
+    return (unpack_nibbles(codes) if w.kind is WeightKind.W4 else codes).astype(np.float64)
+
+
+def f8_numbers() -> np.ndarray:
+    """e4m3 as its definition says: (-1)^s 2^(e - 7) 1.m, or for e = 0 2^-6 0.m."""
+    numbers = []
+    for sign, e, m in itertools.product((1, -1), range(16), range(8)):
+        numbers.append(sign * (2.0 ** (e - 7) * (1 + m / 8) if e else 2.0**-6 * m / 8))
+    return np.array(numbers)
 
 
 @every_isa
@@ -94,7 +118,7 @@ def test_portable_code_has_the_references_bits(isa: str, form: Form) -> None:
 @every_isa
 @every_form
 def test_a_row_alone_has_the_bits_it_has_in_a_batch(isa: str, form: Form) -> None:
-    w = shaped(form, 37, 544)
+    w = shaped(form, 37, 544 if form.group != 288 else 576)
     packed = pack(w, isa)
     x = rows(131, w.k)
     together = _native.linear(x, packed, isa=isa)
@@ -168,7 +192,7 @@ def activated(t: np.ndarray, epilogue: str) -> np.ndarray:
 
 
 @every_isa
-@pytest.mark.parametrize("form", [W4, Form(WeightKind.W8, 32), *PLAIN], ids=str)
+@pytest.mark.parametrize("form", [W4, Form(WeightKind.W4, 64), Form(WeightKind.W8, 32), *PLAIN], ids=str)
 @pytest.mark.parametrize("epilogue", ["silu_mul", "gelu_mul"])
 # Halves: less than a tile, whole tiles, tiles and a rest, whole tiles of 8 but not of 16.
 @pytest.mark.parametrize("half", [3, 32, 37, 24, 100])
@@ -195,9 +219,9 @@ def test_no_rows() -> None:
 def test_variants_with_fma_agree_by_bits() -> None:
     """Integer parts are exact everywhere, so only the rounding of fma tells variants apart."""
     fused = [isa for isa in ISAS if not isa.startswith("portable")]
-    x = rows(9, 288)
     for form in QUANTISED:
         w = weight(form, 37, 288)
+        x = rows(9, w.k)
         results = [_native.linear(x, pack(w, isa), isa=isa) for isa in fused]
         for y in results[1:]:
             assert np.array_equal(y, results[0])
@@ -255,6 +279,18 @@ class TestRefusals:
 
 @every_isa
 class TestQuantizeRows:
+    @pytest.mark.parametrize("k", [1, 33, 100, 576])
+    def test_columns_are_taken_in_the_order_asked_for(self, isa: str, k: int) -> None:
+        x, order = rows(9, k), np.random.default_rng(2).permutation(k).astype(np.int32)
+        for threads in (1, 2, 7):
+            ordered = _native.quantize_rows(x, isa, threads, order)
+            for ours, wanted in zip(ordered, _native.quantize_rows(np.ascontiguousarray(x[:, order]), isa), strict=True):
+                assert np.array_equal(ours, wanted)
+        with pytest.raises(ValueError, match="columns"):
+            _native.quantize_rows(x, isa, 1, order[:-1])
+        with pytest.raises(ValueError, match="columns"):
+            _native.quantize_rows(x, isa, 1, order + 1)
+
     @pytest.mark.parametrize("k", [1, 31, 32, 33, 100, 576])
     def test_has_the_references_bits(self, isa: str, k: int) -> None:
         x = rows(9, k)

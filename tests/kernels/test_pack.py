@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_cases import FORMS, ISAS, QUANTISED, Form, pack, part, rows, weight
+from linear_cases import FORMS, ISAS, QUANTISED, Form, inputs, pack, part, rows, weight
 
 from octavo import _native
 from octavo.ops.packed import PackedWeight, WeightKind, WeightPart
@@ -23,13 +23,17 @@ def test_values_come_back(isa: str, form: Form, n: int, k: int) -> None:
     packed = pack(w, isa)
     assert np.array_equal(_native.dequantize(packed), w.dequantize())
     assert (packed.kind, packed.n, packed.k) == (form.kind.value, n, w.k)
-    assert (packed.group, packed.has_mins) == (form.group, form.mins)
+    assert (packed.group, packed.has_mins, packed.has_zeros) == (form.group, form.mins, form.zeros)
     assert packed.lanes in (8, 16)
 
 
 @pytest.mark.parametrize("form, per_channel", [
     (Form(WeightKind.W4, 32, True), 2 * (16 + 4)),
     (Form(WeightKind.W4, 32), 2 * (16 + 2)),
+    (Form(WeightKind.W4, 64), 32 + 2),
+    (Form(WeightKind.W4, 64, zeros=True), 32 + 4),
+    (Form(WeightKind.W8, 64, wide=True), 64 + 4),
+    (Form(WeightKind.F8, 64, wide=True), 64 + 4),
     (Form(WeightKind.W8, 32), 2 * (32 + 2)),
     (Form(WeightKind.W8, 16, True), 2 * (32 + 8)),
     (Form(WeightKind.F32), 64 * 4),
@@ -46,9 +50,9 @@ def test_merging_is_concatenation(isa: str, data: st.DataObject) -> None:
     """Sources of any sizes end and begin inside one panel, with and without minimums beside each other."""
     form = data.draw(st.sampled_from(FORMS))
     sizes = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))
-    k = 64
+    k = inputs(form, 64)
     parts = tuple(part(form, size, k, seed) for seed, size in enumerate(sizes))
-    if form.mins and data.draw(st.booleans()):
+    if form.mins and form.kind is WeightKind.W8 and data.draw(st.booleans()):
         parts = (*parts[:-1], WeightPart(parts[-1].codes, parts[-1].scales))
     merged = PackedWeight(form.kind, sum(sizes), k, parts)
     packed = pack(merged, isa)
@@ -79,14 +83,15 @@ def test_views_into_stored_blocks(isa: str, offset: int) -> None:
 @every_isa
 @every_form
 def test_reversed_and_skipping_views(isa: str, form: Form) -> None:
-    whole = part(form, 40, 128)
+    k = inputs(form, 64)
+    whole = part(form, 40, 2 * k)
 
     def cut(array: np.ndarray | None) -> np.ndarray | None:
         return None if array is None else array[::-3, ::-2]
 
     codes = cut(whole.codes)
-    view = WeightPart(codes, cut(whole.scales), cut(whole.mins))
-    w = PackedWeight(form.kind, codes.shape[0], 64, (view,))
+    view = WeightPart(codes, cut(whole.scales), cut(whole.mins), cut(whole.zeros))
+    w = PackedWeight(form.kind, codes.shape[0], k, (view,))
     assert np.array_equal(_native.dequantize(pack(w, isa)), w.dequantize())
 
 
@@ -112,6 +117,7 @@ def test_special_scales_survive(isa: str) -> None:
 
 class TestRefusals:
     q = part(QUANTISED[1], 4, 64)
+    bytes = np.zeros((4, 2, 32), np.int8), q.scales
 
     def refuse(self, error: type[Exception], match: str, *args: object) -> None:
         with pytest.raises(error, match=match):
@@ -137,7 +143,7 @@ class TestRefusals:
         scales = self.q.scales
         self.refuse(TypeError, "dtype", "w4", 4, 64, [(self.q.codes.view(np.int8), scales, None)])
         self.refuse(ValueError, "shape", "w4", 4, 64, [(self.q.codes[:, 0], scales, None)])
-        self.refuse(ValueError, "16 bytes", "w4", 4, 64, [(self.q.codes[:, :, :8], scales, None)])
+        self.refuse(ValueError, "of 16 bytes", "w4", 4, 64, [(self.q.codes[:, :, :8], scales, None)])
         self.refuse(
             ValueError, "adjacent", "w4", 4, 64, [(np.repeat(self.q.codes, 2, axis=2)[:, :, ::2], scales, None)]
         )
@@ -148,6 +154,12 @@ class TestRefusals:
         self.refuse(ValueError, "missing", "w4", 4, 64, [(codes, None, None)])
         self.refuse(ValueError, "scales", "w4", 4, 64, [(codes, scales[:, :1], None)])
         self.refuse(ValueError, "mins", "w4", 4, 64, [(codes, scales, scales[:2])])
-        self.refuse(TypeError, "dtype", "w4", 4, 64, [(codes, scales.astype(np.float32), None)])
+        self.refuse(TypeError, "dtype", "w4", 4, 64, [(codes, scales.astype(np.float64), None)])
+        self.refuse(ValueError, "not both", "w4", 4, 64, [(codes, scales, scales, scales)])
+        self.refuse(ValueError, "of one dtype", "w4", 8, 64, [(codes, scales, None), (codes, scales.astype(np.float32), None)])
+        self.refuse(ValueError, "or all zeros", "w4", 8, 64, [(codes, scales, scales), (codes, scales, None)])
+        self.refuse(ValueError, "or all zeros", "w8", 8, 64, [(*self.bytes, scales), (*self.bytes, None, scales)])
+        self.refuse(ValueError, "fp16 scales", "w8", 4, 64, [(np.zeros((4, 4, 16), np.int8), np.zeros((4, 4), np.float32), None)])
+        self.refuse(TypeError, "dtype", "f8", 4, 64, [(np.zeros((4, 2, 32), np.uint8), scales, None)])
         self.refuse(ValueError, "no scales", "f32", 4, 8, [(np.zeros((4, 8), np.float32), scales, None)])
         self.refuse(ValueError, "no mins", "f32", 4, 8, [(np.zeros((4, 8), np.float32), None, scales)])

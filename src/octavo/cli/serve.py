@@ -141,7 +141,7 @@ def greeting(ready: EngineReady, args: AsyncEngineArgs, server_args: ServerArgs,
     lines = [
         f"{args.served_name} is served on {url}",
         f"  engine   {ready.backend}; up to {ready.max_num_seqs} requests and {ready.max_num_batched_tokens} tokens in a step",
-        f"  weights  {ready.weights_bytes / 1e6:,.0f} MB; context {ready.max_model_len:,} tokens",
+        f"  weights  {ready.weights_bytes / 1e6:,.0f} MB, {ready.weights_fp16_bytes / 1e6:,.0f} MB in fp16; context {ready.max_model_len:,} tokens",
         f"  KV cache {ready.kv_cache_bytes / 2**20:,.0f} MiB; holds {tokens:,} tokens in {ready.num_blocks:,} blocks of {ready.block_size}",
         f"  start    {watch.total:.2f} s: {_phases(watch.phases)}",
         f"           engine process: {_phases([(phase.name, phase.seconds) for phase in ready.phases])}",

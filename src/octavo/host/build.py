@@ -18,6 +18,7 @@ from octavo.ops.cpu.program import CpuProgram
 from octavo.ops.cpu.threads import available_cpus, set_num_threads
 from octavo.ops.packed import WeightKind
 from octavo.protocol import EngineReady, Phase
+from octavo.quantization import ON_LOAD
 from octavo.runner.reference import ReferenceProgram
 from octavo.runner.runner import ModelRunner
 
@@ -55,8 +56,9 @@ def build_engine(args: EngineArgs, model_path: str) -> Built:
     hf = load_hf_config(source)
     model = build_model(hf)
     watch.lap("read configuration")
-    report = load_weights(model, open_checkpoint(source, hf, args.dtype, args.quantization))
-    watch.lap("map weights")
+    checkpoint = open_checkpoint(source, hf, args.dtype, args.quantization)
+    report = load_weights(model, checkpoint, args.num_threads or available_cpus())
+    watch.lap(f"round weights to {checkpoint.format_name}" if checkpoint.format_name in ON_LOAD else "map weights")
 
     kv_dtype = args.kv_cache_dtype
     if kv_dtype == "auto":
@@ -89,6 +91,7 @@ def build_engine(args: EngineArgs, model_path: str) -> Built:
         backend=f"{backend}, {config.device.num_threads} threads",
         phases=watch.phases,
         pid=os.getpid(),
+        weights_fp16_bytes=report.fp16_bytes,
     )
     return Built(core, runner, ready, program)
 

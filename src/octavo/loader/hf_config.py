@@ -11,6 +11,7 @@ import json
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from octavo.config import HFConfig
@@ -20,6 +21,8 @@ from octavo.loader.gguf_config import Translator
 from octavo.loader.resolve import ModelSource
 
 MOST_JSON_BYTES = 4 << 20
+# Where quantisers wrote what config.json says today, and their methods.
+QUANTIZE_CONFIGS = MappingProxyType({"quantize_config.json": "gptq", "quant_config.json": "awq"})
 
 
 def load_hf_config(source: ModelSource) -> HFConfig:
@@ -28,7 +31,11 @@ def load_hf_config(source: ModelSource) -> HFConfig:
         file = GGUFFile.open(source.path, skip=("tokenizer.",))
         return HFConfig(Translator(file).config(), str(source.path))
     path = source.path / "config.json"
-    return HFConfig(normalised(read_json(path), path), str(path))
+    config = normalised(read_json(path), path)
+    for name, method in QUANTIZE_CONFIGS.items():
+        if config.get("quantization_config") is None and (source.path / name).exists():
+            config["quantization_config"] = {"quant_method": method, **read_json(source.path / name)}
+    return HFConfig(config, str(path))
 
 
 def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,20 +79,18 @@ def open_checkpoint(source: ModelSource, hf: HFConfig, dtype: str = "auto", quan
     return FileCheckpoint(tensors, opened, name, dtype)
 
 
-def load_weights(model: Loadable, checkpoint: Checkpoint) -> LoadReport:
+def load_weights(model: Loadable, checkpoint: Checkpoint, threads: int = 1) -> LoadReport:
     """Sets the weights, biases and vectors of all layers. Layers that name the same tensor share one object.
 
-    Raises ModelFileError for a tensor that is missing, of another shape or type, or that no layer asked for.
+    threads: for tensors that need work. Raises ModelFileError for a tensor that is missing, of another shape or type, or that no layer asked for.
     """
-    packed: dict[str, PackedWeight] = {}
     used: set[str] = set()
     size = Tally()
+    packed = load_matrices(model, checkpoint, threads)
+    for name, weight in packed.items():
+        used.update(checkpoint.uses(name))
+        size.add(weight.nbytes, weight.n * weight.k)
     for linear in model.linears():
-        for name, n in zip(linear.names, linear.n_each, strict=True):
-            if name not in packed:
-                packed[name] = checkpoint.packed(name, n, linear.k, linear.transposed)
-                used.update(checkpoint.uses(name))
-                size.add(packed[name].nbytes, n * linear.k)
         linear.weights = merge([packed[name] for name in linear.names])
         if linear.bias_names is not None:
             parts = [checkpoint.vector(name, n) for name, n in zip(linear.bias_names, linear.n_each, strict=True)]
@@ -104,6 +103,16 @@ def load_weights(model: Loadable, checkpoint: Checkpoint) -> LoadReport:
         size.add(vector.value.nbytes, vector.size)
     refuse_unused(checkpoint, used)
     return LoadReport(size.nbytes, 2 * size.numbers)
+
+
+def load_matrices(model: Loadable, checkpoint: Checkpoint, threads: int) -> dict[str, PackedWeight]:
+    """Every matrix by its name, each once. With several faults the first in the model's order is raised."""
+    wanted: dict[str, tuple[int, int, bool]] = {}
+    for linear in model.linears():
+        for name, n in zip(linear.names, linear.n_each, strict=True):
+            wanted.setdefault(name, (n, linear.k, linear.transposed))
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        return dict(zip(wanted, pool.map(lambda name: checkpoint.packed(name, *wanted[name]), wanted), strict=True))
 
 
 @dataclass(slots=True)

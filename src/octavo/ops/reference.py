@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.ops.batch import AttentionSpec, Batch, MoeSpec
-from octavo.ops.packed import PackedWeight, WeightKind, WeightPart, bf16_to_f32, f32_to_bf16, unpack_nibbles
+from octavo.ops.packed import INTEGERS, MIDDLE, PackedWeight, WeightKind, WeightPart, bf16_to_f32, codes_of, f32_to_bf16
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -50,7 +50,7 @@ class ReferenceBackend:
         return (np.stack(rows) * np.float32(scale)).astype(np.float32)
 
     def linear(self, x_TK: F32, weights: Sequence[PackedWeight], bias_N: F32 | None) -> F32:
-        y = np.concatenate([_product(x_TK, w.kind, part) for w in weights for part in w.parts], axis=1)
+        y = np.concatenate([_product(_ordered(x_TK, w), w.kind, part) for w in weights for part in w.parts], axis=1)
         return y if bias_N is None else y + bias_N
 
     def rms_norm(self, x_TD: F32, weight_D: F32, eps: float) -> F32:
@@ -159,34 +159,54 @@ def _row(weight: PackedWeight, index: int) -> PackedWeight:
             cut = slice(index, index + 1)
             scales = None if part.scales is None else part.scales[cut]
             mins = None if part.mins is None else part.mins[cut]
-            return PackedWeight(weight.kind, 1, weight.k, (WeightPart(part.codes[cut], scales, mins),))
+            zeros = None if part.zeros is None else part.zeros[cut]
+            return PackedWeight(weight.kind, 1, weight.k, (WeightPart(part.codes[cut], scales, mins, zeros),), weight.columns)
         index -= size
     raise IndexError(f"row {index} beyond a table of {weight.n}")
 
 
+def _ordered(x_TK: F32, weight: PackedWeight) -> F32:
+    return x_TK if weight.columns is None else np.ascontiguousarray(x_TK[:, weight.columns])
+
+
 def _product(x_TK: F32, kind: WeightKind, part: WeightPart) -> F32:
-    if kind in (WeightKind.W4, WeightKind.W8):
+    if kind in INTEGERS:
         return _quantised_product(x_TK, kind, part)
-    if kind is WeightKind.BF16:
-        return bf16_to_f32(f32_to_bf16(x_TK)) @ bf16_to_f32(part.codes.astype(np.uint16)).T
+    if kind in (WeightKind.BF16, WeightKind.F8):
+        return bf16_to_f32(f32_to_bf16(x_TK)) @ PackedWeight(kind, part.codes.shape[0], x_TK.shape[1], (part,)).dequantize().T
     return x_TK @ part.codes.astype(np.float32).T
 
 
 def _quantised_product(x_TK: F32, kind: WeightKind, part: WeightPart) -> F32:
-    """Group after group, ascending. An integer product of a group is below 2^24, hence exact in fp32."""
+    """Group after group of the weights, ascending. An integer product of 32 inputs is below 2^24, hence exact in fp32.
+
+    Within a group: s, the sum of scale * sum(q) over each 32 inputs, and t, the sum of scale * product. Then scale * t and min * s are added.
+    """
     assert part.scales is not None
-    codes_TG, scales_TG = quantize_rows(x_TK)
-    acc = np.zeros((x_TK.shape[0], part.codes.shape[0]), np.float32)
-    width = ROW_GROUP if kind is WeightKind.W4 else part.codes.shape[2]
-    halves = ROW_GROUP // width
-    for g in range(part.codes.shape[1]):
-        stored = unpack_nibbles(part.codes[:, g]) if kind is WeightKind.W4 else part.codes[:, g]
-        row_group, half = divmod(g, halves)
-        x = codes_TG[:, row_group, half * width : (half + 1) * width]
-        sx = scales_TG[:, row_group, None]
-        acc += (sx * part.scales[:, g].astype(np.float32)) * (x @ stored.astype(np.float32).T)
+    q_TGX, scales_TG = quantize_rows(x_TK)
+    codes_NGX = codes_of(kind, part)
+    rows, group = x_TK.shape[0], codes_NGX.shape[2]
+    step = min(group, ROW_GROUP)
+    q_TS = q_TGX.reshape(rows, -1)
+    acc = np.zeros((rows, codes_NGX.shape[0]), np.float32)
+    for g in range(codes_NGX.shape[1]):
+        starts = range(0, group, step)
+        sums, products = np.zeros((rows, 1), np.float32), np.zeros_like(acc)
+        for start in starts:
+            at = g * group + start
+            sums = sums + scales_TG[:, at // ROW_GROUP, None] * q_TS[:, at : at + step].sum(axis=1, keepdims=True)
+        if kind is WeightKind.W4 and part.mins is None and part.zeros is None:
+            products = products - np.float32(MIDDLE) * sums
+        for start in starts:
+            at = g * group + start
+            exact = q_TS[:, at : at + step] @ codes_NGX[:, g, start : start + step].T
+            products = products + scales_TG[:, at // ROW_GROUP, None] * exact
+        scale_N = part.scales[:, g].astype(np.float32)
+        acc += scale_N * products
         if part.mins is not None:
-            acc += (sx * part.mins[:, g].astype(np.float32)) * x.sum(axis=1, keepdims=True)
+            acc += part.mins[:, g].astype(np.float32) * sums
+        elif part.zeros is not None:
+            acc += -(part.zeros[:, g].astype(np.float32) * scale_N) * sums
     return acc
 
 

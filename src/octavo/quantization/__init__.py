@@ -18,7 +18,9 @@ from octavo.config import HFConfig
 from octavo.errors import ConfigError, ModelFileError
 from octavo.ops.packed import PackedWeight, WeightKind, WeightPart, bf16_to_f32, f32_to_bf16
 
-NAMES = ("gguf", "none")
+NAMES = ("gguf", "none", "gptq", "awq", "compressed_tensors", "fp8")
+# What plain checkpoints may be rounded to while they are loaded.
+ON_LOAD = ("w4", "w8")
 
 # The dtype option -> what plain weights become.
 DTYPES = {"float32": WeightKind.F32, "bfloat16": WeightKind.BF16, "float16": WeightKind.F16}
@@ -74,13 +76,6 @@ class Tensors(Protocol):
 class Format(Protocol):
     """One way of storing weights, opened for one checkpoint."""
 
-    def __init__(self, hf: HFConfig, tensors: Tensors, dtype: str, /) -> None: ...
-
-    @staticmethod
-    def claims(hf: HFConfig, tensors: Tensors) -> bool:
-        """Whether the checkpoint says that it is stored so. At most one format does."""
-        ...
-
     def pack(self, name: str, n: int, k: int) -> PackedWeight:
         """The weights of the module `name`, n output channels of k inputs. Raises ModelFileError naming file and tensor."""
         ...
@@ -90,24 +85,42 @@ class Format(Protocol):
         ...
 
 
+class FormatKind(Protocol):
+    """A format's class."""
+
+    def __call__(self, hf: HFConfig, tensors: Tensors, dtype: str, /) -> Format: ...
+
+    @staticmethod
+    def claims(hf: HFConfig, tensors: Tensors) -> bool:
+        """Whether the checkpoint says that it is stored so. At most one format does."""
+        ...
+
+
 def declared(hf: HFConfig) -> str | None:
     """The quantisation method that the configuration names, if any. ConfigError if it is no text."""
     if "quantization_config" not in hf:
         return None
-    config = HFConfig(hf.read("quantization_config", dict), f"{hf.source}: quantization_config")
-    return config.read("quant_method", str)
+    return method_config(hf).read("quant_method", str)
+
+
+def method_config(hf: HFConfig) -> HFConfig:
+    """The configuration's section on quantisation."""
+    return HFConfig(dict(hf.read("quantization_config", dict)), f"{hf.source}: quantization_config")
 
 
 def choose_format(hf: HFConfig, tensors: Tensors, dtype: str, asked: str | None) -> tuple[str, Format]:
-    """The name and the format of a checkpoint, opened; `asked` (the option `quantization`) must agree with the files.
+    """The name and the format of a checkpoint, opened; `asked` (the option `quantization`) must agree with the files, or is what to round them to.
 
     Raises ConfigError naming what the files say and what is supported.
     """
-    supported = f"supported: {', '.join(NAMES)}"
+    supported = f"supported: {', '.join(NAMES)}; plain checkpoints also {', '.join(ON_LOAD)}"
     for name in NAMES:
-        kind: type[Format] = importlib.import_module(f"octavo.quantization.{name}").FORMAT
+        kind: FormatKind = importlib.import_module(f"octavo.quantization.{name}").FORMAT
         if kind.claims(hf, tensors):
-            if asked not in (None, name):
+            if asked in ON_LOAD and name == "none":
+                rounded: Format = importlib.import_module("octavo.quantization.on_load").OnLoad(tensors, asked)
+                return asked, rounded
+            if asked is not None and asked.replace("-", "_") != name:
                 raise ConfigError(f"quantization = {asked!r}: the files of this checkpoint say {name!r}; {supported}")
             return name, kind(hf, tensors, dtype)
     raise ConfigError(f"{hf.source}: quantization_config: quant_method = {declared(hf)!r}: not supported; {supported}")

@@ -80,13 +80,8 @@ def pack_blocks(tensor: StoredTensor, n: int, k: int) -> PackedWeight:
 
 
 def pack_q4_0(blocks: Array) -> tuple[WeightKind, WeightPart]:
-    """d * (q - 8) as d * q + (-8 d): a view but for the minimums, which fp16 holds exactly. OverflowError if it cannot."""
-    scales = blocks["d"]
-    with np.errstate(over="ignore"):
-        mins = scales * np.float16(-8)
-    if not np.array_equal(np.isfinite(mins), np.isfinite(scales)):
-        raise OverflowError
-    return WeightKind.W4, WeightPart(blocks["qs"], scales, mins)
+    """d * (q - 8): a view."""
+    return WeightKind.W4, WeightPart(blocks["qs"], blocks["d"])
 
 
 def pack_q4_1(blocks: Array) -> tuple[WeightKind, WeightPart]:

@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo.ops.cpu.trace import Kind, Node, Rows, Traced
-from octavo.ops.packed import PackedWeight, WeightKind
+from octavo.ops.packed import INTEGERS, PackedWeight
 
 ALIGN = 64
-QUANTISED = (WeightKind.W4, WeightKind.W8)
+I32 = NDArray[np.int32]
 
 
 @dataclass(eq=False, slots=True)
@@ -57,7 +60,10 @@ class QuantPlace:
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """One instruction to be. `epilogue`: 0 none, 1 add `b`, 2 silu_mul, 3 gelu_mul; columns: the outputs that one of several weights makes."""
+    """One instruction to be. `epilogue`: 0 none, 1 add `b`, 2 silu_mul, 3 gelu_mul; columns: the outputs that one of several weights makes.
+
+    order: of a quantisation, the weight's order of inputs.
+    """
 
     node: Node
     op: str
@@ -71,6 +77,7 @@ class Step:
     epilogue: int = 0
     store: bool = True
     heads: int = 0
+    order: I32 | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +129,9 @@ class Planner:
     def _norm(self, node: Node) -> None:
         (x,) = node.inputs
         users = self.users.get((node, 0), [])
-        fits = bool(users) and all(u.kind is Kind.LINEAR and all(w.kind in QUANTISED for w in u.weights) for u in users)
+        fits = bool(users) and all(u.kind is Kind.LINEAR and all(w.kind in INTEGERS and w.columns is None for w in u.weights) for u in users)
         # A norm whose result only feeds quantised products never writes floats at all.
-        xq = self._new_quant(node, x) if fits else None
+        xq = self._new_quant(x, (node, 0)) if fits else None
         y = None if fits else self._new(node, x.rows, x.width)
         self._emit(Step(node, "norm", _stage(x), x=self._at(x), y=y, xq=xq, store=not fits))
 
@@ -142,7 +149,7 @@ class Planner:
             y = self._new(result, x.rows, _width(node) // (2 if epilogue > 1 else 1))
         start = 0
         for weight in node.weights:
-            xq = self._quantise(node, x) if weight.kind in QUANTISED else None
+            xq = self._quantise(x, weight.columns) if weight.kind in INTEGERS else None
             columns = (start, start + weight.n)
             part = Place(y.buffer, y.column + start, weight.n) if len(node.weights) > 1 else y
             residual = Place(b.buffer, b.column + start, weight.n) if b and len(node.weights) > 1 else b
@@ -225,17 +232,20 @@ class Planner:
         self.places[node, 0] = self._at(x)
         return self._at(x)
 
-    def _new_quant(self, node: Node, x: Traced, column: int = 0) -> QuantPlace:
+    def _new_quant(self, x: Traced, key: tuple[Node, int] | None) -> QuantPlace:
+        """Room for a value's codes; with a key, whoever asks for that value's codes gets these."""
         groups = -(-x.width // 32)
         made = QuantPlace(Buffer(x.rows, 32 * groups), Buffer(x.rows, 4 * groups), Buffer(x.rows, 4 * groups))
-        self.quantised[node, column] = made
+        if key is not None:
+            self.quantised[key] = made
         return made
 
-    def _quantise(self, node: Node, x: Traced) -> QuantPlace:
-        made = self.quantised.get(_key(x))
+    def _quantise(self, x: Traced, order: I32 | None) -> QuantPlace:
+        """The value's codes, made when first asked for; those in a weight's own order are made for each."""
+        made = self.quantised.get(_key(x)) if order is None else None
         if made is None:
-            made = self._new_quant(x.node, x, x.column)
-            self._emit(Step(node, "quantize", _stage(x), x=self._at(x), xq=made))
+            made = self._new_quant(x, None if order is not None else _key(x))
+            self._emit(Step(x.node, "quantize", _stage(x), x=self._at(x), xq=made, order=order))
         return made
 
     def _emit(self, step: Step) -> None:

@@ -17,6 +17,7 @@ from octavo.ops.packed import PackedWeight
 
 F32 = NDArray[np.float32]
 _NONE: F32 = np.zeros(0, np.float32)
+_IN_ORDER: NDArray[np.int32] = np.zeros(0, np.int32)
 _ABSENT = (-1, 0)
 _NO_QUANT = (-1, 0, 0)
 
@@ -78,7 +79,7 @@ class CpuProgram:
     def _weight(self, weight: PackedWeight) -> Any:
         """The weight in the kernels' layout, made once: a tied head shares the embedding's."""
         if id(weight) not in self._packed:
-            sources = [(part.codes, part.scales, part.mins) for part in weight.parts]
+            sources = [(part.codes, part.scales, part.mins, part.zeros) for part in weight.parts]
             self._packed[id(weight)] = _native.pack(weight.kind.value, weight.n, weight.k, sources, self._isa)
             self._keep.append(self._packed[id(weight)])
         return self._packed[id(weight)]
@@ -106,7 +107,13 @@ class CpuProgram:
 
     def _quantize(self, native: Any, step: Step) -> None:
         assert step.x is not None and step.xq is not None
-        native.quantize(step.stage, _ref(step.x), step.x.width, step.xq.ref)
+        native.quantize(step.stage, _ref(step.x), step.x.width, step.xq.ref, self._order(step.order))
+
+    def _order(self, order: NDArray[np.int32] | None) -> NDArray[np.int32]:
+        if order is None:
+            return _IN_ORDER
+        self._keep.append(order)
+        return order
 
     def _linear(self, native: Any, step: Step) -> None:
         bias = step.node.arrays[0]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.errors import ConfigError
 from octavo.ops.batch import AttentionSpec, Batch, MoeSpec
 from octavo.ops.packed import PackedWeight
 
@@ -95,6 +96,8 @@ class Tracer:
         return Symbol("rows_R", self)
 
     def embed(self, ids_T: Symbol, weight: PackedWeight, scale: float) -> Traced:
+        if weight.columns is not None:
+            raise ValueError("a table whose columns are in another order")
         by_position = ids_T.name == "positions_T"
         return self._record(Node(Kind.EMBED, (), (weight,), numbers=(scale, float(by_position))), Rows.TOKENS, weight.k)
 
@@ -140,6 +143,8 @@ class Tracer:
 
     def moe(self, x_TD: Traced, router_TE: Traced, gate_up: Experts, down: Experts, spec: MoeSpec) -> Traced:
         experts = tuple((tuple(g), tuple(d)) for g, d in zip(gate_up, down, strict=True))
+        if any(w.columns is not None for one in experts for side in one for w in side):
+            raise ConfigError("experts whose inputs are in another order (GPTQ's desc_act) are not supported")
         if len(experts) != router_TE.width:
             raise ValueError(f"{len(experts)} experts for a router of width {router_TE.width}")
         return self._record(Node(Kind.MOE, (x_TD, router_TE), moe=spec, experts=experts), x_TD.rows, x_TD.width)
