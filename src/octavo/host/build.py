@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,8 @@ def build_engine(args: EngineArgs, model_path: str) -> Built:
     model = build_model(hf)
     watch.lap("read configuration")
     report = load_weights(model, open_checkpoint(source, hf, args.dtype, args.quantization))
+    if report.left_out:
+        print(f"{args.model}: {len(report.left_out)} tensors are left out ({report.left_out[0]}, ...): only text is served", file=sys.stderr)
     watch.lap("map weights")
 
     kv_dtype = args.kv_cache_dtype

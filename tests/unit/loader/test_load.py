@@ -52,6 +52,7 @@ class Slots:
 
     all_linears: list[Slot] = field(default_factory=list)
     all_vectors: list[Vec] = field(default_factory=list)
+    left_out: tuple[str, ...] = ()
 
     def linears(self) -> list[Slot]:
         return self.all_linears
