@@ -7,6 +7,6 @@ from octavo.layers.module import Embedding, HeadNorm, LayerNorm, Linear, Module,
 from octavo.layers.rope import Rope
 
 __all__ = [
-    "Attention", "Decoder", "Embedding", "GatedMLP", "HeadNorm", "LayerNorm", "Linear", "MoE", "Module", "Names", "PlainMLP", "Projections",
-    "RMSNorm", "Rope", "Scales", "Scores", "Vector",
+    "Attention", "Decoder", "Embedding", "GatedMLP", "HeadNorm", "LayerNorm", "Linear", "MoE", "Module", "Names",
+    "PlainMLP", "Projections", "RMSNorm", "Rope", "Scales", "Scores", "Vector",
 ]  # fmt: skip

@@ -39,7 +39,8 @@ class Scales:
 class Decoder(Module):
     """`block(hf, name, index)` builds one layer from its checkpoint prefix. A tied head reads the embedding's table.
 
-    norm: the last norm, RMSNorm unless given. tied: where the configuration does not say.
+    norm: the last norm, RMSNorm unless given. tied: where the configuration does not say. left_out: prefixes of checkpoint names that belong to
+    parts which this model does without.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Decoder(Module):
         norm: Callable[[str, int], Module] | None = None,
         scales: Scales = Scales(),
         tied: bool = False,
+        left_out: tuple[str, ...] = (),
     ) -> None:
         width, self.vocab_size = hf.size("hidden_size"), hf.size("vocab_size")
         self.context_length = hf.size("max_position_embeddings", 2048)
@@ -61,9 +63,11 @@ class Decoder(Module):
         tied = hf.read("tie_word_embeddings", bool, tied)
         self.head = Linear(names.embed if tied else names.head, width, self.vocab_size)
         self.scales = scales
+        self.left_out = left_out
         attentions = [m for m in self.walk() if isinstance(m, Attention)]
         if len({(a.num_kv_heads, a.head_dim) for a in attentions}) != 1:
             raise ConfigError(f"{hf.source}: layers whose KV heads differ in number or width are not supported")
+        self.context_length = max([self.context_length, *(a.rope.scaling.context(self.context_length) for a in attentions if a.rope)])
         self.kv_layout = share_out(attentions)
 
     def forward(self, batch: Batch) -> ops.Value:

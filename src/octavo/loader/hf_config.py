@@ -1,8 +1,8 @@
 """A model's configuration under Hugging Face's keys, from config.json or (see `gguf_config`) a GGUF file's metadata; and its sampling defaults.
 
-One spelling leaves this file, whatever came in: `torch_dtype` (not `dtype`), `rope_theta` and `rope_scaling` with `rope_type` (not
-`rope_parameters`, not `type`). Knows no architecture beyond its name, imports no code from a model's folder (`auto_map` is data that
-nobody reads), and reads no weights.
+One spelling leaves this file, whatever came in: `torch_dtype` (not `dtype`), the right side of SAME_KEYS, `rope_theta` and `rope_scaling`
+with `rope_type` (not `rope_parameters`, not `type`). Knows no architecture beyond its name, imports no code from a model's folder
+(`auto_map` is data that nobody reads), and reads no weights.
 """
 
 from __future__ import annotations
@@ -20,6 +20,19 @@ from octavo.loader.gguf_config import Translator
 from octavo.loader.resolve import ModelSource
 
 MOST_JSON_BYTES = 4 << 20
+
+# Keys of some families (first GPT-2's) -> those of most. The first that is there counts.
+SAME_KEYS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "n_ctx": "max_position_embeddings",
+    "activation_function": "hidden_act",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "norm_epsilon": "layer_norm_eps",
+}
 
 
 def load_hf_config(source: ModelSource) -> HFConfig:
@@ -66,8 +79,14 @@ def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def normalised(raw: dict[str, Any], path: Path) -> dict[str, Any]:
-    """`raw` with one spelling for what has several."""
+    """`raw` with one spelling for what has several; of a multimodal configuration the keys of the text model too."""
+    text = raw.get("text_config")
+    if isinstance(text, dict):
+        return normalised({**raw, **text, "model_type": raw.get("model_type"), "text_config": None}, path)
     config = dict(raw)
+    for theirs, ours in SAME_KEYS.items():
+        if config.get(ours) is None and config.get(theirs) is not None:
+            config[ours] = config[theirs]
     if config.get("torch_dtype") is None and config.get("dtype") is not None:
         config["torch_dtype"] = config["dtype"]
     rope = config.pop("rope_parameters", None)

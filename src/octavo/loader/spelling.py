@@ -1,6 +1,6 @@
 """One spelling for tensors that writers name or stack differently; what models ask for. Knows no architecture and no format.
 
-Renamed: the text part of a multimodal checkpoint, the body of a model saved without its head, Mixtral's experts. Taken apart: experts stacked in one tensor [experts, rows, columns].
+Renamed: the text part of a multimodal checkpoint, GPT-2's body saved without its head, Mixtral's experts. Taken apart: experts stacked in one tensor [experts, rows, columns].
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from octavo.quantization import StoredTensor, Tensors
 
 RENAMED = (
     (re.compile(r"^(wte|wpe|h|ln_f)\."), r"transformer.\1."),  # saved from a model without its head: the body's name is missing
-    (re.compile(r"^(embed_tokens|layers|norm)\."), r"model.\1."),
     (re.compile(r"^language_model\.lm_head\."), "lm_head."),
     (re.compile(r"^(model\.)?language_model\.(model\.)?"), "model."),
     (re.compile(r"\.block_sparse_moe\."), ".mlp."),

@@ -176,7 +176,7 @@ def test_bad_config(tmp_path: Path, text: bytes) -> None:
 WRONG_VALUES: dict[str, object] = {
     "model_type": 7, "hidden_size": "64", "num_attention_heads": 0, "num_hidden_layers": -1, "vocab_size": 2**40, "num_key_value_heads": 3,
     "intermediate_size": None, "head_dim": 0, "rms_norm_eps": "x", "rope_theta": [1], "tie_word_embeddings": "yes",
-    "quantization_config": "gptq", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "hidden_act": "gelu",
+    "quantization_config": "gptq", "rope_scaling": {"rope_type": "mrope", "factor": 4.0}, "hidden_act": "gelu",
 }  # fmt: skip
 
 
