@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config import HFConfig
-from octavo.gguf_file import GGUFFile, shown
+from octavo.gguf_file import shown
 from octavo.loader.checkpoint import Checkpoint, FileCheckpoint
 from octavo.loader.gguf import GGUFTensors
+from octavo.loader.gguf_parts import GGUFModel
 from octavo.loader.resolve import ModelSource
 from octavo.loader.safetensors import SafetensorsTensors
 from octavo.loader.spelling import Spelled
@@ -21,7 +22,7 @@ from octavo.quantization import Tensors, choose_format
 
 # Stored by some writers and used by no model of ours: tables that follow from the configuration, GPT-2's causal masks, and a head that is
 # tied anyway.
-IGNORED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "lm_head.weight")
+IGNORED = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "lm_head.weight")
 
 
 class LinearSlot(Protocol):
@@ -76,7 +77,7 @@ def open_checkpoint(source: ModelSource, hf: HFConfig, dtype: str = "auto", quan
     """
     stored: Tensors
     if source.kind == "gguf":
-        stored = GGUFTensors(GGUFFile.open(source.path, skip=("tokenizer.",)), hf)
+        stored = GGUFTensors(GGUFModel.open(source.path, skip=("tokenizer.",)), hf)
     else:
         stored = SafetensorsTensors(source.path)
     tensors = Spelled(stored)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from octavo import ops
 from octavo.config import HFConfig
-from octavo.layers import Attention, Decoder, MoE, Module, RMSNorm, Rope, Scores
+from octavo.layers import Attention, Decoder, Module, MoE, RMSNorm, Rope, Scores
 from octavo.layers.layer_types import read_window
 from octavo.ops.batch import Batch, MoeSpec
 

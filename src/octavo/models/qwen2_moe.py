@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from octavo import ops
 from octavo.config import HFConfig
-from octavo.layers import Attention, Decoder, GatedMLP, Linear, MoE, Module, Projections, RMSNorm, Rope, Scores
+from octavo.layers import Attention, Decoder, GatedMLP, Linear, Module, MoE, Projections, RMSNorm, Rope, Scores
 from octavo.layers.layer_types import FULL, SLIDING, layer_type, read_window
 from octavo.ops.batch import Batch, MoeSpec
 
