@@ -13,7 +13,8 @@ import numpy as np
 
 from octavo.config import HFConfig
 from octavo.errors import ModelFileError
-from octavo.gguf_file import GGUFFile, shown
+from octavo.gguf_file import shown
+from octavo.loader.gguf_parts import GGUFModel
 from octavo.quantization import StoredTensor
 
 OUTER = MappingProxyType({"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"})
@@ -40,11 +41,11 @@ PAIRED = ("llama",)
 
 
 class GGUFTensors:
-    """Tensors of one file. `hf` is the configuration from the same file; it gives the heads that rows are grouped by."""
+    """Tensors of one model. `hf` is the configuration from the same files; it gives the heads that rows are grouped by."""
 
     kind = "gguf"
 
-    def __init__(self, file: GGUFFile, hf: HFConfig) -> None:
+    def __init__(self, file: GGUFModel, hf: HFConfig) -> None:
         self.file = file
         file.read_ahead()
         self.tensors = {hf_name(name): tensor for name, tensor in file.tensors.items() if name not in CONSUMED}
@@ -70,8 +71,8 @@ class GGUFTensors:
         if name not in self.tensors:
             raise self.error(f"tensor {shown(gguf_name(name))} is missing")
         place = self.tensors[name]
-        data = np.frombuffer(self.file.data(place), np.uint8)
-        tensor = StoredTensor(str(self.file.path), place.name, place.type.name, place.shape, data)
+        data = np.frombuffer(self.file.data(place.name), np.uint8)
+        tensor = StoredTensor(str(self.file.file_of(place.name)), place.name, place.type.name, place.shape, data)
         heads = self.heads.get(name.split(".")[-2])
         return self.unpaired(tensor, heads) if heads else tensor
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from octavo.errors import ModelFileError
-from octavo.gguf_file import GGMLType, GGUFFile, shown
+from octavo.gguf_file import GGMLType, shown
+from octavo.loader.gguf_parts import GGUFModel
 
 # GGUF's architecture -> Hugging Face's model_type.
 ARCHITECTURES = {"llama": "llama"}
@@ -21,7 +22,7 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 class Translator:
     """GGUF metadata to Hugging Face's keys, each value checked for its type."""
 
-    def __init__(self, file: GGUFFile) -> None:
+    def __init__(self, file: GGUFModel) -> None:
         self.file = file
         self.arch = self.full("general.architecture", str)
         if self.arch not in ARCHITECTURES:
@@ -29,8 +30,6 @@ class Translator:
 
     def config(self) -> dict[str, Any]:
         file = self.file
-        if self.full("split.count", int, 1) > 1:
-            raise self.error("split.count", "a model split over several gguf files is not supported; merge them with llama-gguf-split")
         for key, harmless in UNSUPPORTED.items():
             if self.file.metadata.get(f"{self.arch}.{key}", harmless) != harmless:
                 raise self.error(f"{self.arch}.{key}", f"{self.file.metadata[f'{self.arch}.{key}']} is not supported")
@@ -132,7 +131,7 @@ class Translator:
         tensor = self.file.tensors["rope_freqs.weight"]
         if tensor.type is not GGMLType.F32 or tensor.shape != (turned // 2,):
             raise ModelFileError(f"{self.file.path}: tensor 'rope_freqs.weight': must be F32 of {turned // 2} elements")
-        stored = array("f", self.file.data(tensor).tobytes())
+        stored = array("f", self.file.data(tensor.name).tobytes())
         if not all(math.isfinite(divisor) and divisor > 0 for divisor in stored):
             raise ModelFileError(f"{self.file.path}: tensor 'rope_freqs.weight': holds numbers that are not above 0")
         factor = max(stored)

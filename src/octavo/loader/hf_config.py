@@ -15,8 +15,9 @@ from typing import Any
 
 from octavo.config import HFConfig
 from octavo.errors import ModelFileError
-from octavo.gguf_file import GGUFFile, map_file, shown
+from octavo.gguf_file import map_file, shown
 from octavo.loader.gguf_config import Translator
+from octavo.loader.gguf_parts import GGUFModel
 from octavo.loader.resolve import ModelSource
 
 MOST_JSON_BYTES = 4 << 20
@@ -38,7 +39,7 @@ SAME_KEYS = {
 def load_hf_config(source: ModelSource) -> HFConfig:
     """The configuration of a model on disk. Raises ModelFileError naming file and key."""
     if source.kind == "gguf":
-        file = GGUFFile.open(source.path, skip=("tokenizer.",))
+        file = GGUFModel.open(source.path, skip=("tokenizer.",))
         return HFConfig(Translator(file).config(), str(source.path))
     path = source.path / "config.json"
     return HFConfig(normalised(read_json(path), path), str(path))

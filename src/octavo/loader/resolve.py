@@ -21,6 +21,7 @@ Kind = Literal["gguf", "safetensors"]
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(/[\w.-]+\.gguf)?", re.ASCII)
 INDEX = "model.safetensors.index.json"
+GGUF_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,29 @@ def source_at(path: Path, name: str, load_format: str) -> ModelSource:
         raise ConfigError(f"model = {name!r}: a model that is a single file must be .gguf; otherwise give its folder")
     if load_format not in ("auto", "gguf"):
         raise ConfigError(f"load_format = {load_format!r}: {path} is a gguf file")
-    return ModelSource(path, "gguf", name)
+    first = path.with_name(first_part(path.name))
+    if not first.exists():
+        raise ConfigError(f"model = {name!r}: {first.name}, the first part of the model, is not beside it")
+    return ModelSource(first, "gguf", name)
+
+
+def part_names(name: str) -> list[str]:
+    """All names of the split model to which a file NAME-00002-of-00003.gguf belongs; just the name for one of no such form."""
+    match = GGUF_PART.fullmatch(name)
+    if not match or not 1 <= int(match[2]) <= int(match[3]):
+        return [name]
+    return [f"{match[1]}-{i + 1:05}-of-{match[3]}.gguf" for i in range(int(match[3]))]
+
+
+def first_part(name: str) -> str:
+    """The first of `part_names`."""
+    match = GGUF_PART.fullmatch(name)
+    return f"{match[1]}-00001-of-{match[3]}.gguf" if match and 1 <= int(match[2]) <= int(match[3]) else name
+
+
+def whole_models(ggufs: list[str]) -> list[str]:
+    """Names of files, with only the first part of each split model."""
+    return sorted(set(map(first_part, ggufs)))
 
 
 def source_in(folder: Path, name: str, load_format: str) -> ModelSource:
@@ -151,14 +174,14 @@ def source_in(folder: Path, name: str, load_format: str) -> ModelSource:
         files = sorted(file.name for file in folder.iterdir())
     except OSError as e:
         raise ConfigError(f"model = {name!r}: cannot be listed: {e.strerror}") from None
-    ggufs = [file for file in files if file.lower().endswith(".gguf")]
+    ggufs = whole_models([file for file in files if file.lower().endswith(".gguf")])
     safetensors = [file for file in files if file.endswith(".safetensors") or file == INDEX]
     if safetensors and load_format in ("auto", "safetensors"):
         return ModelSource(folder, "safetensors", name)
     if len(ggufs) == 1 and load_format in ("auto", "gguf"):
-        return ModelSource(folder / ggufs[0], "gguf", name)
+        return source_at(folder / ggufs[0], name, load_format)
     if ggufs and load_format in ("auto", "gguf"):
-        raise ConfigError(f"model = {name!r}: holds {len(ggufs)} .gguf files; give one of them: {', '.join(ggufs[:8])}")
+        raise ConfigError(f"model = {name!r}: holds {len(ggufs)} .gguf models; give one of them: {', '.join(ggufs[:8])}")
     wanted = ".safetensors or .gguf" if load_format == "auto" else f".{load_format}"
     pickled = [file for file in files if file.endswith((".bin", ".pt", ".pth", ".ckpt"))]
     why = f"; pickled weights ({pickled[0]}) are never loaded, convert them to safetensors" if pickled else ""
