@@ -273,7 +273,8 @@ Epilogue epilogue_of(const std::string& name) {
   if (name == "add") return Epilogue::add;
   if (name == "silu_mul") return Epilogue::silu_mul;
   if (name == "gelu_mul") return Epilogue::gelu_mul;
-  throw std::invalid_argument("unknown epilogue '" + name + "'; known: none, add, silu_mul, gelu_mul");
+  if (name == "gelu") return Epilogue::gelu;
+  throw std::invalid_argument("unknown epilogue '" + name + "'; known: none, add, silu_mul, gelu_mul, gelu");
 }
 
 constexpr size_t kGuard = 256;  // poisoned bytes behind each scratch
@@ -405,7 +406,7 @@ void bind_linear(nb::module_& m) {
   m.def("linear", &linear, "x"_a.noconvert(), "weight"_a, "bias"_a.noconvert() = nb::none(), "residual"_a.noconvert() = nb::none(),
         "epilogue"_a = "none", "isa"_a = "", "threads"_a = 0,
         "y = epilogue(x @ weight.T + bias), float32 [rows, n] (or [rows, n / 2] for silu_mul and gelu_mul, gate channels first).\n"
-        "w4 and w8 quantise x first. epilogue: none, add (residual float32 [rows, n]), silu_mul, gelu_mul.");
+        "w4 and w8 quantise x first. epilogue: none, add (residual float32 [rows, n]), silu_mul, gelu_mul, gelu.");
   m.def("time_linear", &time_linear, "x"_a.noconvert(), "weights"_a, "repeats"_a, "isa"_a = "",
         "Seconds per product of x with each weight in turn (one shape and kind), quantisation included: for benchmarks.");
 }
