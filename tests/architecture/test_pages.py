@@ -14,7 +14,8 @@ from octavo.cli.__main__ import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "octavo"
-PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "docs/options.md")]
+NAMES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "docs/options.md", "docs/models.md")
+PAGES = [ROOT / name for name in NAMES]
 
 
 def rooms_on_the_page() -> dict[str, set[str]]:
