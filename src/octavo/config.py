@@ -161,6 +161,15 @@ class ServerArgs:
         check_options(self)
 
 
+MOST_FLOAT = 3.4e38
+
+
+def shortened(value: object) -> str:
+    """A value out of a file, fit for a line of a message."""
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
 class HFConfig:
     """A checkpoint's configuration under Hugging Face's keys, read with a type check at the point of use.
 
@@ -175,23 +184,26 @@ class HFConfig:
         return self.raw.get(key) is not None
 
     def read(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The value of `key`; ConfigError if it is absent without a default, or not of `kind` (ints pass as floats)."""
+        """The value of `key`; ConfigError if it is absent without a default, or not of `kind` (ints pass as floats, which must be finite)."""
         value = self.raw.get(key)
         if value is None:
             if default is None:
                 raise ConfigError(f"{self.source}: key {key!r} is missing; it must be {kind.__name__}")
             return default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if kind is float and number:
+            if not abs(value) < MOST_FLOAT:
+                raise ConfigError(f"{self.source}: {key} = {shortened(value)}: must be a finite number that float32 holds")
             return float(value)  # type: ignore[return-value]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ConfigError(f"{self.source}: {key} = {value!r}: must be {kind.__name__}")
+            raise ConfigError(f"{self.source}: {key} = {shortened(value)}: must be {kind.__name__}")
         return value
 
     def size(self, key: str, default: int | None = None, high: int = 1 << 24) -> int:
         """A count or width: an integer in 1..high."""
         value = self.read(key, int, default)
         if not 1 <= value <= high:
-            raise ConfigError(f"{self.source}: {key} = {value}: must be in 1..{high}")
+            raise ConfigError(f"{self.source}: {key} = {shortened(value)}: must be in 1..{high}")
         return value
 
     @property
