@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from octavo import ops
 from octavo.config import HFConfig
 from octavo.errors import ConfigError
 from octavo.layers.attention import Attention
 from octavo.layers.module import Embedding, Linear, Module, RMSNorm
 from octavo.ops.batch import Batch, KvLayout
+from octavo.ops.packed import bf16_to_f32, f32_to_bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,16 @@ class Decoder(Module):
         if self.scales.logits != 1.0:
             logits_RV = ops.scale(logits_RV, self.scales.logits)
         return ops.soft_cap(logits_RV, self.scales.logit_cap) if self.scales.logit_cap else logits_RV
+
+
+def as_stored(value: float, hf: HFConfig) -> float:
+    """A factor rounded to the precision of the checkpoint's weights, as implementations hold it that compute in that precision."""
+    dtype, rounded = hf.read("torch_dtype", str, "float32"), np.array([value], np.float32)
+    if dtype == "bfloat16":
+        rounded = bf16_to_f32(f32_to_bf16(rounded))
+    elif dtype == "float16":
+        rounded = rounded.astype(np.float16).astype(np.float32)
+    return float(rounded[0])
 
 
 def share_out(attentions: Sequence[Attention]) -> KvLayout:

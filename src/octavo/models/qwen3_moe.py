@@ -6,12 +6,22 @@ from __future__ import annotations
 
 from octavo import ops
 from octavo.config import HFConfig
-from octavo.layers import Attention, Decoder, GatedMLP, HeadNorm, Module, Projections, RMSNorm, Rope, Scores
+from octavo.layers import Attention, Decoder, GatedMLP, HeadNorm, Module, MoE, Projections, RMSNorm, Rope, Scores
 from octavo.layers.layer_types import read_window
-from octavo.models.qwen2_moe import is_sparse, mixture
-from octavo.ops.batch import Batch
+from octavo.ops.batch import Batch, MoeSpec
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)
+
+
+def is_sparse(hf: HFConfig, index: int) -> bool:
+    """Whether the layer has experts: every `decoder_sparse_step`-th has, unless it is named as one that has not."""
+    return index not in hf.read("mlp_only_layers", list, []) and (index + 1) % hf.size("decoder_sparse_step", 1) == 0
+
+
+def mixture(hf: HFConfig, name: str) -> MoE:
+    num_experts = hf.size("num_experts", hf.size("num_local_experts", 128))
+    spec = MoeSpec(hf.size("num_experts_per_tok"), hf.read("norm_topk_prob", bool, False))
+    return MoE(name, hf, num_experts=num_experts, spec=spec, inner=hf.size("moe_intermediate_size"))
 
 
 class Block(Module):
