@@ -70,6 +70,7 @@ def build_engine(args: EngineArgs, model_path: str) -> Built:
         kv_bytes_per_token=model.kv_layout.bytes_per_token(kv_dtype),
         kv_dtype=kv_dtype,
         num_cpus=available_cpus(),
+        windows=model.kv_layout.windows,
     )
     set_num_threads(config.device.num_threads, config.device.pin_threads)
     program = _program(model, config)
@@ -85,6 +86,7 @@ def build_engine(args: EngineArgs, model_path: str) -> Built:
         block_size=config.cache.block_size,
         num_blocks=config.cache.num_blocks,
         kv_cache_bytes=config.cache.num_blocks * block_bytes,
+        kv_cache_tokens=config.cache.num_kv_tokens(config.scheduler.max_model_len, config.scheduler.max_num_batched_tokens),
         weights_bytes=report.weights_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,

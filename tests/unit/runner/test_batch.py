@@ -7,8 +7,8 @@ from octavo.runner.batch import build_batch
 
 
 def test_decode_and_chunk_side_by_side() -> None:
-    decode = ScheduledRequest("a", [7], 33, [5, 9, 2], True)
-    chunk = ScheduledRequest("b", [1, 2, 3, 4], 14, [8, 3], False)
+    decode = ScheduledRequest("a", [7], 33, [[5, 9, 2]], True)
+    chunk = ScheduledRequest("b", [1, 2, 3, 4], 14, [[8, 3]], False)
     batch = build_batch([decode, chunk], 16)
     assert batch.input_ids_T.tolist() == [7, 1, 2, 3, 4]
     assert batch.positions_T.tolist() == [33, 14, 15, 16, 17]
