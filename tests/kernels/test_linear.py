@@ -187,6 +187,20 @@ def test_gates(isa: str, form: Form, epilogue: str, half: int) -> None:
             assert (np.abs(y - activated(t, epilogue)) <= 1e-6 * scale + 1e-37).all()
 
 
+@every_isa
+@pytest.mark.parametrize("form", [W4, Form(WeightKind.W8, 32), *PLAIN], ids=str)
+def test_gelu_in_the_product_is_gelu_after_it(isa: str, form: Form) -> None:
+    w = shaped(form, 37, 64)
+    packed, bias = pack(w, isa), np.random.default_rng(5).standard_normal(37).astype(np.float32)
+    for count in (1, 5, 70):
+        x = rows(count, w.k) * np.float32(0.01)
+        for b in (None, bias):
+            t = _native.linear(x, packed, b, isa=isa)
+            apart = np.empty_like(t)
+            _native.kernels.unary(t, apart, 0, isa=isa)
+            assert _native.linear(x, packed, b, epilogue="gelu", isa=isa).tobytes() == apart.tobytes()
+
+
 def test_no_rows() -> None:
     y = _native.linear(np.empty((0, 32), np.float32), pack(weight(W4, 5, 32), ""))
     assert y.shape == (0, 5)
