@@ -41,11 +41,12 @@ class Rope:
         """
         asked = parameters(hf, layer_type)
         theta = asked.read("rope_theta", float, hf.read("rope_theta", float, theta))
-        if not (math.isfinite(theta) and theta > 0):
-            raise ConfigError(f"{hf.source}: rope_theta = {theta}: must be above 0")
-        rot = int(hf.head_dim * asked.read("partial_rotary_factor", float, hf.read("partial_rotary_factor", float, part)))
-        if rot % 2 or not 4 <= rot <= hf.head_dim:
-            raise ConfigError(f"{hf.source}: partial_rotary_factor: {rot} of a head's {hf.head_dim} columns cannot turn in twos")
+        if theta <= 1:
+            raise ConfigError(f"{hf.source}: rope_theta = {theta}: must be above 1")
+        part = asked.read("partial_rotary_factor", float, hf.read("partial_rotary_factor", float, part))
+        rot = int(hf.head_dim * part) if 0 < part <= 1 else 0
+        if rot % 2 or rot < 4:
+            raise ConfigError(f"{hf.source}: partial_rotary_factor = {part}: of a head's {hf.head_dim} columns an even number must turn, at least 4")
         rope = Rope(theta, rot, read_scaling(asked, hf), pairs, log_n)
         try:
             rope.frequencies(1)

@@ -19,6 +19,7 @@ from octavo.config import HFConfig
 from octavo.errors import ConfigError
 
 F32 = NDArray[np.float32]
+MOST = 1e6  # of any factor: beyond it fp32 has no frequencies left
 
 
 class Scaling(Protocol):
@@ -103,13 +104,15 @@ class Yarn(Plain):
     def read(scaling: HFConfig, hf: HFConfig) -> Yarn:
         factor = positive(scaling, "factor")
         mscale, all_dim = scaling.read("mscale", float, 0.0), scaling.read("mscale_all_dim", float, 0.0)
+        if min(mscale, all_dim) < 0:
+            raise ConfigError(f"{scaling.source}: mscale = {mscale}, mscale_all_dim = {all_dim}: must not be below 0")
         if "attention_factor" in scaling:
             amplitude = positive(scaling, "attention_factor")
         elif mscale and all_dim:
             amplitude = magnitude(factor, mscale) / magnitude(factor, all_dim)
         else:
             amplitude = magnitude(factor)
-        fast, slow = scaling.read("beta_fast", float, 0.0) or 32.0, scaling.read("beta_slow", float, 0.0) or 1.0
+        fast, slow = positive(scaling, "beta_fast", 32.0), positive(scaling, "beta_slow", 1.0)
         return Yarn(amplitude, factor, original_context(scaling, hf), fast, slow, scaling.read("truncate", bool, True))
 
     def frequencies(self, theta: float, rot: int, positions: int) -> F32:
@@ -240,19 +243,22 @@ def magnitude(factor: float, mscale: float = 1.0) -> float:
 def original_context(scaling: HFConfig, hf: HFConfig) -> int:
     """Positions of the first training. A key beside the scaling goes before one within it, as Phi-3's files mean it."""
     outer = hf if "original_max_position_embeddings" in hf else scaling
-    return outer.size("original_max_position_embeddings", hf.size("max_position_embeddings", 2048))
+    original = outer.size("original_max_position_embeddings", hf.size("max_position_embeddings", 2048))
+    if original < 2:
+        raise ConfigError(f"{outer.source}: original_max_position_embeddings = {original}: must be at least 2")
+    return original
 
 
-def positive(scaling: HFConfig, key: str) -> float:
-    value = scaling.read(key, float)
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{scaling.source}: {key} = {value}: must be above 0")
+def positive(scaling: HFConfig, key: str, absent: float | None = None) -> float:
+    value = scaling.read(key, float, absent)
+    if not 0 < value <= MOST:
+        raise ConfigError(f"{scaling.source}: {key} = {value}: must be above 0 and at most {MOST:g}")
     return value
 
 
 def divisors(scaling: HFConfig, key: str) -> tuple[float, ...]:
     values = scaling.read(key, list)
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"{scaling.source}: {key} holds {str(value)[:50]}: must hold numbers above 0")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MOST:
+            raise ConfigError(f"{scaling.source}: {key} holds {str(value)[:50]}: must hold numbers above 0 and at most {MOST:g}")
     return tuple(float(value) for value in values)

@@ -131,7 +131,11 @@ def test_equal_layers_share_one_table() -> None:
         (dict(rope_type=7), "7: supported are"),
         (dict(rope_type="linear"), "'factor' is missing"),
         (dict(rope_type="linear", factor=-1.0), "factor = -1.0: must be above 0"),
-        (dict(rope_type="linear", factor=float("nan")), "must be above 0"),
+        (dict(rope_type="linear", factor=float("nan")), "factor = nan"),
+        (dict(rope_type="linear", factor=1e30), "at most 1e.06"),
+        (dict(rope_type="yarn", factor=4.0, beta_fast=-1.0), "beta_fast = -1.0: must be above 0"),
+        (dict(rope_type="yarn", factor=4.0, mscale=-30.0, mscale_all_dim=1.0), "mscale = -30.0"),
+        (dict(rope_type="longrope", original_max_position_embeddings=1, short_factor=EIGHT, long_factor=EIGHT), "must be at least 2"),
         (dict(rope_type="yarn", factor="4"), "must be float"),
         (dict(rope_type="llama3", factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0), "low_freq_factor = 4.0 must be below"),
         (dict(rope_type="longrope", short_factor=EIGHT), "'long_factor' is missing"),
@@ -145,7 +149,7 @@ def test_refusals_name_file_and_key(scaling: dict[str, Any], what: str) -> None:
         Rope.read(HFConfig({**BASE, "rope_scaling": scaling}, "some.json"))
 
 
-@pytest.mark.parametrize(("key", "value"), [("rope_theta", 0.0), ("rope_theta", math.inf), ("partial_rotary_factor", 0.1), ("partial_rotary_factor", 2.0)])
+@pytest.mark.parametrize(("key", "value"), [("rope_theta", 1.0), ("rope_theta", math.inf), ("partial_rotary_factor", 0.1), ("partial_rotary_factor", 2.0), ("partial_rotary_factor", math.nan)])
 def test_what_cannot_turn(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=key):
         Rope.read(HFConfig({**BASE, key: value}))
