@@ -7,20 +7,21 @@ with `rope_type` (not `rope_parameters`, not `type`). Knows no architecture beyo
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from octavo.config import HFConfig
+from octavo.config import HFConfig, shortened
 from octavo.errors import ModelFileError
-from octavo.gguf_file import map_file, shown
+from octavo.json_file import read_json, read_optional_json
 from octavo.loader.gguf_config import Translator
 from octavo.loader.gguf_parts import GGUFModel
 from octavo.loader.resolve import ModelSource
 
-MOST_JSON_BYTES = 4 << 20
+MOST_LAYERS = 4096
+MOST_LAYERS_OF_EXPERTS = 1 << 18  # layers times experts
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 # Keys of some families (first GPT-2's) -> those of most. The first that is there counts.
 SAME_KEYS = {
@@ -40,40 +41,22 @@ def load_hf_config(source: ModelSource) -> HFConfig:
     """The configuration of a model on disk. Raises ModelFileError naming file and key."""
     if source.kind == "gguf":
         file = GGUFModel.open(source.path, skip=("tokenizer.",))
-        return HFConfig(Translator(file).config(), str(source.path))
+        return checked(HFConfig(Translator(file).config(), str(source.path)))
     path = source.path / "config.json"
-    return HFConfig(normalised(read_json(path), path), str(path))
+    return checked(HFConfig(normalised(read_json(path), path), str(path)))
 
 
-def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> dict[str, Any]:
-    """The object in a JSON file of bounded size. Raises ModelFileError naming the file and what is wrong."""
-    with map_file(path) as buffer:
-        if len(buffer) > most_bytes:
-            raise ModelFileError(f"{path}: has {len(buffer)} bytes, more than {most_bytes}")
-        return parse_json(buffer[:], str(path))
-
-
-def parse_json(text: bytes, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text.decode(), object_pairs_hook=no_repeats)
-    except UnicodeDecodeError:
-        raise ModelFileError(f"{where}: is not UTF-8 text") from None
-    except RecursionError:
-        raise ModelFileError(f"{where}: is nested too deeply") from None
-    except ValueError as e:
-        raise ModelFileError(f"{where}: is not valid JSON: {str(e)[:200]}") from None
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{where}: must hold an object, not {type(value).__name__}")
-    return value
-
-
-def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A repeated key means that two readers may see two different files."""
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"key {shown(next(key for key in keys if keys.count(key) > 1))} appears twice")
-    return value
+def checked(hf: HFConfig) -> HFConfig:
+    """What no family can mean: layers or experts so many that the model alone, without a weight, would fill the memory; and, under a square
+    root, a number below zero, which gives a model that computes and is wrong."""
+    most = {"num_hidden_layers": MOST_LAYERS, "num_layers": MOST_LAYERS}
+    most |= dict.fromkeys(EXPERTS, MOST_LAYERS_OF_EXPERTS // hf.size("num_hidden_layers", 1, MOST_LAYERS))
+    for key, value in hf.raw.items():
+        if isinstance(value, int) and value > most.get(key, value):
+            raise ModelFileError(f"{hf.source}: {key} = {shortened(value)}: must be in 1..{most[key]}")
+        if key.endswith(("_eps", "_epsilon")) and isinstance(value, (int, float)) and value < 0:
+            raise ModelFileError(f"{hf.source}: {key} = {value}: must not be negative")
+    return hf
 
 
 # Hugging Face
@@ -154,7 +137,7 @@ def load_generation_config(source: ModelSource) -> GenerationConfig:
     Raises ModelFileError naming the file and the key whose value cannot be.
     """
     path = source.folder / "generation_config.json"
-    raw = read_json(path) if path.exists() else {}
+    raw = read_optional_json(path)
     values = {key: number(path, key, raw.get(key), kind, low, high) for key, kind, low, high in LIMITS}
     eos = raw.get("eos_token_id")
     if eos is None and (source.kind == "gguf" or (source.path / "config.json").exists()):

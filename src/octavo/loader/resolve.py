@@ -16,6 +16,7 @@ from typing import Literal
 
 from octavo.config import cache_dir
 from octavo.errors import ConfigError
+from octavo.gguf_file import shown
 
 Kind = Literal["gguf", "safetensors"]
 
@@ -112,19 +113,30 @@ def resolve_model(
     stderr. Raises ConfigError with one line that says what a model can be, or why it could not be fetched.
     """
     if not model or "\0" in model or "\n" in model:
-        raise ConfigError(f"model = {model!r}: {what_it_can_be()}")
+        raise ConfigError(f"model = {shown(model)}: {what_it_can_be()}")
     if model in BUILT_IN:
         refuse_revision(model, revision)
         return built_in(model, download_dir, load_format, progress)
-    path = Path(model).expanduser()
-    if path.exists():
+    path = existing(model)
+    if path is not None:
         refuse_revision(model, revision)
         return source_at(path, model, load_format)
     if HUB_ID.fullmatch(model) and (model.count("/") == 2 or not model.endswith(".gguf")):
         from octavo.loader.hub import hub_path  # noqa: PLC0415 - huggingface_hub takes longer to import than a cached model to start
 
         return source_at(hub_path(model, revision, download_dir, load_format, progress), model, load_format)
-    raise ConfigError(f"model = {model!r}: no such file, folder or built-in name; {what_it_can_be()}")
+    raise ConfigError(f"model = {shown(model)}: no such file, folder or built-in name; {what_it_can_be()}")
+
+
+def existing(model: str) -> Path | None:
+    """The path, if there is anything at it. ConfigError if the system cannot even tell, or the home folder of ~ is unknown."""
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except OSError as e:
+        raise ConfigError(f"model = {shown(model)}: {e.strerror}") from None
+    except (RuntimeError, ValueError) as e:
+        raise ConfigError(f"model = {shown(model)}: {e}") from None
 
 
 def what_it_can_be() -> str:

@@ -22,6 +22,7 @@ RENAMED = (
     (re.compile(r"(\.experts\.\d+)\.w2\."), r"\1.down_proj."),
     (re.compile(r"(\.experts\.\d+)\.w3\."), r"\1.up_proj."),
 )
+MOST_EXPERTS = 4096
 STACKED = re.compile(r"(.+\.experts)\.(gate_proj|up_proj|gate_up_proj|down_proj)(\.weight)?")
 
 
@@ -53,7 +54,7 @@ class Spelled:
             name = pattern.sub(replacement, name)
         match = STACKED.fullmatch(name)
         shape = self.tensors.get(stored).shape if match else ()
-        if not match or len(shape) != 3 or not shape[0]:
+        if not match or len(shape) != 3 or not 1 <= shape[0] <= MOST_EXPERTS:
             return [(name, Place(stored))]
         experts, kind = shape[0], match[2]
         kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
