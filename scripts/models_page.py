@@ -1,12 +1,15 @@
-"""Prints docs/models.md: the families, and what the cases in tests/models/cases show of each; the text around them is docs/models.md.in. usage: models_page.py > docs/models.md"""
+"""Prints docs/models.md: docs/models.md.in with a table of the families and what their tests show. usage: models_page.py > docs/models.md"""
 
+import re
 import tomllib
 from pathlib import Path
 
+from octavo.loader.gguf_names import ARCHITECTURES
 from octavo.models import SAME_AS, files, load
 
 ROOT = Path(__file__).parents[1]
 CASES = [case for path in sorted((ROOT / "tests/models/cases").glob("*.toml")) for case in tomllib.loads(path.read_text())["case"]]
+GGUF = re.findall(r'Case\("(\w+)", "(\w+)"', (ROOT / "tests/models/test_gguf_families.py").read_text())
 HEADS = ("MHA", "GQA", "MQA", "QK norm", "q, k, v biases", "soft cap")
 WINDOWS = {"sliding window": "all layers", "mixed windows": "some layers"}
 FURTHER = ("MoE", "LayerNorm", "learned positions", "multipliers", "tied head")
@@ -14,16 +17,13 @@ FURTHER = ("MoE", "LayerNorm", "learned positions", "multipliers", "tied head")
 
 def row(name: str) -> str:
     types = [name, *(alias for alias, of in SAME_AS.items() if of == name)]
-    cases = [case for case in CASES if case["family"] in types]
-    shown = {what for case in cases for what in case["shows"]}
-    rope = [what.removeprefix("rope ").replace(" rope", "") for what in sorted(shown) if "rope" in what]
-    cells = [", ".join(f"`{word}`" for word in types), ", ".join(f"`{word}`" for word in load(name).ARCHITECTURES)]
-    cells += [", ".join(what for what in HEADS if what in shown), ", ".join(said for what, said in WINDOWS.items() if what in shown)]
-    cells += [", ".join(rope), ", ".join(what for what in FURTHER if what in shown)]
-    cells += [", ".join(sorted({case.get("files", "safetensors") for case in cases})), str(len(cases))]
-    return f"| {' | '.join(cell or '-' for cell in cells)} |"
+    shown = sorted({what for case in CASES if case["family"] in types for what in case["shows"]})
+    gguf = any({family, ARCHITECTURES[arch]} & set(types) for family, arch in GGUF)
+    columns = [[f"`{word}`" for word in types], [f"`{word}`" for word in load(name).ARCHITECTURES], [w for w in HEADS if w in shown]]
+    columns += [[said for what, said in WINDOWS.items() if what in shown], [what.removeprefix("rope ") for what in shown if "rope" in what]]
+    columns += [[what for what in FURTHER if what in shown], ["safetensors"] * bool(shown) + ["GGUF"] * gguf]
+    return f"| {' | '.join(', '.join(words) or '-' for words in columns)} |"
 
 
-template = (ROOT / "docs/models.md.in").read_text()
-table = "\n".join(map(row, sorted(files())))
-print(template.replace("{table}", table).replace("{llama}", (ROOT / "src/octavo/models/llama.py").read_text().strip()), end="")
+template = (ROOT / "docs/models.md.in").read_text().replace("{table}", "\n".join(map(row, sorted(files()))))
+print(template.replace("{llama}", (ROOT / "src/octavo/models/llama.py").read_text().strip()), end="")

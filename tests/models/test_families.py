@@ -51,7 +51,7 @@ class Case:
 
 
 FOUND = [entry for path in sorted((Path(__file__).parent / "cases").glob("*.toml")) for entry in tomllib.loads(path.read_text())["case"]]
-CASES = {f"{entry['family']}: {entry['name']}": Case(**entry) for entry in FOUND}
+CASES = {f"{entry['family']}: {entry['name']}": Case(**entry) for entry in FOUND if "reference" not in entry}
 WITH_WINDOW = [key for key, case in CASES.items() if {"sliding window", "mixed windows"} & set(case.shows)]
 WITH_SCALING = [key for key, case in CASES.items() if any(what.split()[0] == "rope" and what != "rope pairs" for what in case.shows)]
 every_case = pytest.mark.parametrize("key", CASES)
