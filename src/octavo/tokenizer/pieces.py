@@ -1,9 +1,7 @@
 """SentencePiece pieces with scores, from whatever file, made into a `tokenizers.Tokenizer` that gives SentencePiece's ids.
 
-Byte-pair models: SentencePiece joins the two neighbours whose joint piece has the best score, the leftmost of equals; the package joins by
-a list of merges. Both do the same when the list holds every way to cut a piece in two, best pieces first: of the ways to make one piece
-only one can ever stand in a text when its turn comes, because all that ranks before it has been joined already. That needs different
-scores for different pieces, which training gives. Unigram models: see `unigram`.
+Byte-pair models become a list of merges, see `merges`; that needs different scores for pieces of more than one character, which training
+gives. Unigram models are cut by `unigram`.
 
 Three kinds of pieces lie outside of the merging. Control pieces and the unknown piece are special tokens: they are recognised in text as
 transformers does, where SentencePiece itself would read them as text. User-defined pieces of a byte-pair model are taken whole from the
@@ -12,18 +10,21 @@ normalised text before any merging. Byte pieces stand for the bytes of character
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from octavo.errors import ModelFileError
+from octavo.tokenizer.merges import all_merges
 from octavo.tokenizer.sentencepiece_file import ModelType, NormalizerSpec, PieceType, SentencePieceModel
 from octavo.tokenizer.spm_normalizer import MARK, SpmNormalizer
 from octavo.tokenizer.unigram import UnigramCutter
+from octavo.tokenizer.vocabulary import PieceLead
 
 
 class Prefix(Enum):
@@ -42,13 +43,17 @@ class BuiltPieces:
 
 
 def build_backend(
-    model: SentencePieceModel, prefix: Prefix = Prefix.EVERY_STRETCH, extra: Sequence[tuple[int, AddedToken]] = ()
+    model: SentencePieceModel,
+    prefix: Prefix = Prefix.EVERY_STRETCH,
+    extra: Sequence[tuple[int, AddedToken]] = (),
+    unwritten: Mapping[str, int] = MappingProxyType({}),
 ) -> BuiltPieces:
-    """The tokenizer of `model`. `extra` are tokens of other files beside it, with their ids, in place of or behind the pieces.
+    """The tokenizer of `model`. `extra` are tokens of other files beside it, with their ids, in place of or behind the pieces;
+    `unwritten` are names of ids that no text gives.
 
     Raises ModelFileError if the pieces cannot be a vocabulary.
     """
-    vocab = _vocab(model, extra)
+    vocab = _vocab(model, extra) | dict(unwritten)
     replaced = {i for i, _ in extra}
     user_defined = [model.pieces[i] for i in _ids_of(model, PieceType.USER_DEFINED) if i not in replaced]
     backend = tokenizers.Tokenizer(_model(model, vocab))
@@ -73,6 +78,13 @@ def build_backend(
     if ours is not None:
         ours.active = True
     return BuiltPieces(backend=backend, opening=opening)
+
+
+def piece_lead(spec: NormalizerSpec) -> PieceLead:
+    """What decoding leaves out at the begin of a text, by what encoding puts there."""
+    if spec.remove_extra_whitespaces:
+        return PieceLead.ALL
+    return PieceLead.FIRST if spec.add_dummy_prefix else PieceLead.KEPT
 
 
 def _ids_of(model: SentencePieceModel, kind: PieceType) -> list[int]:
@@ -100,22 +112,15 @@ def _model(model: SentencePieceModel, vocab: dict[str, int]) -> Any:
     options: dict[str, Any] = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": model.byte_fallback}
     if model.model_type is ModelType.UNIGRAM:
         return models.BPE(vocab, [], ignore_merges=True, **options)
-    return models.BPE(vocab, make_merges(model, vocab), **options)
+    return models.BPE(vocab, _merges(model, vocab), **options)
 
 
-def make_merges(model: SentencePieceModel, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to make a normal piece out of two, best pieces first."""
-    pieces, scores = model.pieces, model.scores
+def _merges(model: SentencePieceModel, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Of normal pieces, those with the best scores first."""
+    pieces = model.pieces
     normal = [i for i in _ids_of(model, PieceType.NORMAL) if vocab.get(pieces[i]) == i]
-    normal.sort(key=scores.__getitem__, reverse=True)  # stable: of equal scores the lower id first
-    ranked = [pieces[i] for i in normal]
-    known = set(ranked)
-    merges = []
-    for piece in ranked:
-        for cut in range(1, len(piece)):
-            if (left := piece[:cut]) in known and (right := piece[cut:]) in known:
-                merges.append((left, right))  # noqa: PERF401 - a comprehension with two slices each is no faster
-    return merges
+    normal.sort(key=model.scores.__getitem__, reverse=True)  # stable: of equal scores the lower id first
+    return all_merges([pieces[i] for i in normal])
 
 
 def _plain_normalizer(spec: NormalizerSpec, prefix: Prefix) -> tuple[Any, str]:

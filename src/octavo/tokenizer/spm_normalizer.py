@@ -108,19 +108,17 @@ class SpmNormalizer:
     def apply(self, text: str) -> str:
         """The normalised text."""
         spec = self._spec
-        pieces = self._replaced(text)
-        if spec.remove_extra_whitespaces:
-            joined = _without_extra_spaces(pieces)
-            if not joined:
-                return ""
-        else:
-            joined = "".join(pieces)
-        if not text:
+        result = text if self._map is None and not spec.remove_extra_whitespaces else self._changed(text)
+        if not result:
             return ""
-        result = joined.replace(" ", self._space)
+        result = result.replace(" ", self._space)
         if spec.add_dummy_prefix:
             result = self._space + result
-        return _without_end(result, self._space) if spec.remove_extra_whitespaces else result
+        return result.rstrip(self._space) if spec.remove_extra_whitespaces else result
+
+    def _changed(self, text: str) -> str:
+        parts = self._replaced(text)
+        return _without_extra_spaces(parts) if self._spec.remove_extra_whitespaces else "".join(parts)
 
     def _replaced(self, text: str) -> list[str]:
         """The replacements in order; a user-defined piece or a character without a rule stands for itself."""
@@ -157,7 +155,3 @@ def _without_extra_spaces(parts: list[str]) -> str:
             kept.append(rest)
             after_space = rest[-1] == " "
     return "".join(kept)
-
-
-def _without_end(text: str, space: str) -> str:
-    return text.rstrip(space)
