@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
+from octavo import LLM, SamplingParams
 from octavo.layers import Attention, Decoder, LayerNorm, MoE
 
 torch = pytest.importorskip("torch")
@@ -214,6 +216,21 @@ def test_bf16(expected, serve, key: str, backend: str) -> None:
     error = np.abs(ours - theirs.logits)
     assert error.max() < CASES[key].bf16 * np.abs(theirs.logits).max()
     assert error.mean() < 0.02 * np.abs(theirs.logits).max()
+
+
+@pytest.mark.parametrize("key", WITH_WINDOW)
+def test_through_the_engine(expected, key: str) -> None:
+    """Chunks of ten, three requests at once, twice, the second time from the prefix cache: each group of layers keeps its own blocks."""
+    theirs = expected(key)
+    Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0")).save(str(theirs.folder / "tokenizer.json"))
+    llm = LLM(model=str(theirs.folder), max_model_len=128, kv_cache_memory="4M", max_num_batched_tokens=10, num_threads=1, generation_config="vllm")
+    params = SamplingParams(temperature=0.0, max_tokens=len(theirs.tokens), ignore_eos=True)
+    for _ in range(2):
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in (theirs.prompt, IDS, theirs.prompt)], params, use_tqdm=False)
+        assert [list(outputs[i].outputs[0].token_ids) for i in (0, 2)] == [theirs.tokens, theirs.tokens]
+    longer = [{"prompt_token_ids": theirs.prompt + theirs.tokens[:16]}]
+    rest = llm.generate(longer, params.clone(max_tokens=len(theirs.tokens) - 16), use_tqdm=False)[0]
+    assert list(rest.outputs[0].token_ids) == theirs.tokens[16:]
 
 
 def edited(folder: Path, target: Path, change: dict[str, Any]) -> Path:

@@ -60,3 +60,18 @@ def test_every_file_says_which_classes_it_is() -> None:
     for file in files():
         assert load(file).ARCHITECTURES
         assert callable(load(file).build)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        (None, 512),
+        (dict(rope_type="linear", factor=4.0), 512),
+        (dict(rope_type="dynamic", factor=4.0), 2048),
+        (dict(rope_type="yarn", factor=4.0), 2048),
+        (dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64), 512),
+    ],
+)
+def test_how_far_a_model_sees(scaling: dict[str, Any] | None, context: int) -> None:
+    sizes = dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_hidden_layers=1, vocab_size=32, max_position_embeddings=512)
+    assert build_model(HFConfig({"model_type": "llama", **sizes, "rope_scaling": scaling})).context_length == context
