@@ -60,4 +60,5 @@ def refuse_variants(hf: HFConfig) -> None:
             raise ConfigError(f"{hf.source}: key {key!r}: the first ChatGLM-6B is not supported; ChatGLM2-6B and later are")
     for key, expected in EXPECTED.items():
         if (found := hf.raw.get(key)) not in (None, expected):
-            raise ConfigError(f"{hf.source}: {key} = {str(found)[:50]!r} is not supported for chatglm, only {expected!r} is")
+            shown = repr(found)[:50]
+            raise ConfigError(f"{hf.source}: {key} = {shown} is not supported for chatglm, only {expected!r} is")
