@@ -1,6 +1,7 @@
 """One spelling for tensors that writers name or stack differently; what models ask for. Knows no architecture and no format.
 
-Renamed: the text part of a multimodal checkpoint, GPT-2's body saved without its head, Mixtral's experts. Taken apart: experts stacked in one tensor [experts, rows, columns].
+Renamed: the text part of a multimodal checkpoint, GPT-2's body saved without its head, Mixtral's experts. Taken apart: experts stacked in
+one tensor [experts, rows, columns].
 """
 
 from __future__ import annotations
