@@ -20,6 +20,7 @@ from octavo.loader.gguf_parts import GGUFModel
 from octavo.loader.resolve import ModelSource
 
 MOST_LAYERS = 4096
+MOST_HEAD_DIM = 1 << 16
 MOST_LAYERS_OF_EXPERTS = 1 << 18  # layers times experts
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -47,9 +48,9 @@ def load_hf_config(source: ModelSource) -> HFConfig:
 
 
 def checked(hf: HFConfig) -> HFConfig:
-    """What no family can mean: layers or experts so many that the model alone, without a weight, would fill the memory; and, under a square
+    """What no family can mean: layers or experts so many, or heads so wide, that the model alone, without a weight, would fill the memory; and, under a square
     root, a number below zero, which gives a model that computes and is wrong."""
-    most = {"num_hidden_layers": MOST_LAYERS, "num_layers": MOST_LAYERS}
+    most = {"num_hidden_layers": MOST_LAYERS, "num_layers": MOST_LAYERS, "head_dim": MOST_HEAD_DIM}
     most |= dict.fromkeys(EXPERTS, MOST_LAYERS_OF_EXPERTS // hf.size("num_hidden_layers", 1, MOST_LAYERS))
     for key, value in hf.raw.items():
         if isinstance(value, int) and value > most.get(key, value):
