@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.ops.packed import WeightKind, WeightPart
 from octavo.quantization.gguf.relay import HALF, LOW, Array, Packer, eights, relaid
@@ -44,22 +46,31 @@ def pack_q8_0(blocks: Array) -> tuple[WeightKind, WeightPart]:
 
 
 def pack_q5_0(blocks: Array) -> tuple[WeightKind, WeightPart]:
-    codes = relaid(blocks, 32, five_bits)
-    codes -= 16
-    return WeightKind.W8, WeightPart(codes, blocks["d"])
+    return WeightKind.W8, WeightPart(relaid(blocks, 32, partial(five_bits, CENTRED)), blocks["d"])
 
 
 def pack_q5_1(blocks: Array) -> tuple[WeightKind, WeightPart]:
-    return WeightKind.W8, WeightPart(relaid(blocks, 32, five_bits), blocks["d"], blocks["m"])
+    return WeightKind.W8, WeightPart(relaid(blocks, 32, partial(five_bits, PLAIN)), blocks["d"], blocks["m"])
 
 
-def five_bits(blocks: Array, out: Array) -> None:
-    """0..31: nibbles 0..15 low and 16..31 high, their fifth bits in order in `qh`."""
+def spread(clear: int, set_: int) -> NDArray[np.uint64]:
+    """uint64 [256]: for each byte its eight bits, lowest first, as eight bytes."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return np.where(bits, np.uint8(set_), np.uint8(clear)).view(np.uint64)[:, 0]
+
+
+# What a fifth bit makes of four: 16 more; or, where 16 is taken away from all, the sign's bits where it is missing.
+PLAIN = spread(0x00, 0x10)
+CENTRED = spread(0xF0, 0x00)
+
+
+def five_bits(fifth: NDArray[np.uint64], blocks: Array, out: Array) -> None:
+    """Nibbles 0..15 low and 16..31 high, their fifth bits in order in `qh`."""
     nibbles, groups = eights(blocks["qs"], 2), out.reshape(-1, 4)
-    fifth = np.unpackbits(np.ascontiguousarray(blocks["qh"]), bitorder="little").view(np.uint64).reshape(-1, 4) << 4
+    np.take(fifth, blocks["qh"].reshape(-1, 4), out=groups, mode="clip")
     for i in range(2):
-        groups[:, i] = nibbles[:, i] & LOW | fifth[:, i]
-        groups[:, 2 + i] = nibbles[:, i] >> 4 & LOW | fifth[:, 2 + i]
+        groups[:, i] |= nibbles[:, i] & LOW
+        groups[:, 2 + i] |= nibbles[:, i] >> 4 & LOW
 
 
 PACKERS: Mapping[str, Packer] = MappingProxyType(

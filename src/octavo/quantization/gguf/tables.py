@@ -42,8 +42,8 @@ def looked_up(blocks: Array, table: tuple[NDArray[np.int8], NDArray[np.int8]]) -
     groups = blocks["qs"].reshape(blocks.shape[0], -1, 16)
     codes = np.empty((*groups.shape[:2], 32), np.int8)
     for rows in chunks(blocks):
-        codes[rows, :, :16] = table[0][groups[rows]]
-        codes[rows, :, 16:] = table[1][groups[rows]]
+        codes[rows, :, :16] = np.take(table[0], groups[rows], mode="clip")
+        codes[rows, :, 16:] = np.take(table[1], groups[rows], mode="clip")
     return codes
 
 
