@@ -8,7 +8,8 @@ from octavo.loader.gguf_names import ARCHITECTURES
 from octavo.models import SAME_AS, files, load
 
 ROOT = Path(__file__).parents[1]
-CASES = [case for path in sorted((ROOT / "tests/models/cases").glob("*.toml")) for case in tomllib.loads(path.read_text())["case"]]
+FILES = [*sorted((ROOT / "tests/models/cases").glob("*.toml")), ROOT / "tests/models/written_anew.toml"]
+CASES = [case for path in FILES for case in tomllib.loads(path.read_text())["case"]]
 GGUF = re.findall(r'Case\("(\w+)", "(\w+)"', (ROOT / "tests/models/test_gguf_families.py").read_text())
 HEADS = ("MHA", "GQA", "MQA", "QK norm", "q, k, v biases", "soft cap")
 WINDOWS = {"sliding window": "all layers", "mixed windows": "some layers"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from octavo.layers import Attention, Decoder, LayerNorm, MoE
 from octavo.loader.hf_config import load_hf_config
 from octavo.loader.load import load_weights, open_checkpoint
 from octavo.loader.resolve import source_at
@@ -77,6 +78,37 @@ class Served:
             start = len(ids)
             ids.append(int(logits[-1].argmax()))
         return ids[len(prompt) :]
+
+
+def shown_by(model: Decoder) -> set[str]:
+    """What a model has of that which families differ in: the words of `shows`."""
+    attentions = [m for m in model.walk() if isinstance(m, Attention)]
+    first, windows = attentions[0], {bool(a.scores.window) for a in attentions}
+    ropes = [a.rope for a in attentions if a.rope]
+    heads = "MHA" if first.num_heads == first.num_kv_heads else "MQA" if first.num_kv_heads == 1 else "GQA"
+    flags = {
+        "q, k, v biases": first.qkv.bias_names is not None,
+        "sliding window": windows == {True},
+        "mixed windows": windows == {True, False},
+        "soft cap": bool(first.scores.soft_cap),
+        "QK norm": first.q_norm is not None,
+        "tied head": model.head.names == model.embed.table.names,
+        "LayerNorm": isinstance(model.norm, LayerNorm),
+        "MoE": any(isinstance(m, MoE) for m in model.walk()),
+        "multipliers": model.scales.logits != 1.0,
+        "learned positions": model.positions is not None,
+        "layers without rope": 0 < len(ropes) < len(attentions),
+        "rope pairs": any(rope.pairs for rope in ropes),
+        "rope log n": any(rope.log_n for rope in ropes),
+        "partial rope": any(rope.rot < first.head_dim for rope in ropes),
+    }
+    kinds = {f"rope {type(rope.scaling).__name__.lower()}" for rope in ropes} - {"rope plain"}
+    return {heads, *kinds, *(what for what, has in flags.items() if has)}
+
+
+@pytest.fixture
+def what_it_has() -> Callable[[Decoder], set[str]]:
+    return shown_by
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,8 @@ def test_variants_are_refused_by_name(change: dict[str, Any], message: str) -> N
     with pytest.raises(ConfigError, match=message) as e:
         build_model(HFConfig(CONFIG | change))
     assert "\n" not in str(e.value)
+
+
+def test_the_page_of_models_says_what_it_has(what_it_has: Any) -> None:
+    cases = tomllib.loads((Path(__file__).parent / "written_anew.toml").read_text())["case"]
+    assert [set(case["shows"]) for case in cases if case["family"] == "chatglm"] == [what_it_has(build_model(HFConfig(CONFIG)))]

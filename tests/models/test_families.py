@@ -19,8 +19,6 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from octavo import LLM, SamplingParams
-from octavo.layers import Attention, Decoder, LayerNorm, MoE
-
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
@@ -138,33 +136,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
-def what_it_has(model: Decoder) -> set[str]:
-    """What a model has of that which families differ in: the words of `shows`."""
-    attentions = [m for m in model.walk() if isinstance(m, Attention)]
-    first, windows = attentions[0], {bool(a.scores.window) for a in attentions}
-    ropes = [a.rope for a in attentions if a.rope]
-    heads = "MHA" if first.num_heads == first.num_kv_heads else "MQA" if first.num_kv_heads == 1 else "GQA"
-    flags = {
-        "q, k, v biases": first.qkv.bias_names is not None,
-        "sliding window": windows == {True},
-        "mixed windows": windows == {True, False},
-        "soft cap": bool(first.scores.soft_cap),
-        "QK norm": first.q_norm is not None,
-        "tied head": model.head.names == model.embed.table.names,
-        "LayerNorm": isinstance(model.norm, LayerNorm),
-        "MoE": any(isinstance(m, MoE) for m in model.walk()),
-        "multipliers": model.scales.logits != 1.0,
-        "learned positions": model.positions is not None,
-        "layers without rope": 0 < len(ropes) < len(attentions),
-        "rope pairs": any(rope.pairs for rope in ropes),
-        "partial rope": any(rope.rot < first.head_dim for rope in ropes),
-    }
-    kinds = {f"rope {type(rope.scaling).__name__.lower()}" for rope in ropes} - {"rope plain"}
-    return {heads, *kinds, *(what for what, has in flags.items() if has)}
-
-
 @every_case
-def test_cases_show_what_they_say(expected, serve, key: str) -> None:
+def test_cases_show_what_they_say(expected, serve, what_it_has, key: str) -> None:
     assert what_it_has(serve(expected(key).folder, "reference", longest=75).model) == set(CASES[key].shows)
 
 

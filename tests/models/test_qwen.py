@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors.numpy import save_file
 from octavo.config import HFConfig
 from octavo.errors import ConfigError
 from octavo.models import build_model
-from octavo.models.qwen import SteppedNtk
+from octavo.models.qwen import Stepped
 
 TRAINED, VOCAB, WIDTH, HEADS, HEAD, INNER, LAYERS = 16, 160, 64, 4, 16, 96, 3
 CONFIG = {
@@ -171,7 +172,7 @@ def test_without_either_it_shows(checkpoint: Any, serve: Any, key: str) -> None:
 
 def test_theta_grows_in_steps() -> None:
     """Frequencies change where the length passes a doubling of the trained one, and the first never does."""
-    frequencies = SteppedNtk(trained=16).frequencies(10000.0, 16, 140)
+    frequencies = Stepped(trained=16).frequencies(10000.0, 16, 140)
     changes = [p + 1 for p in range(1, 140) if not np.array_equal(frequencies[p], frequencies[p - 1])]
     assert changes == [17, 33, 65, 129]
     assert (frequencies[:, 0] == 1).all()
@@ -185,3 +186,8 @@ def test_biases_and_refusals() -> None:
     assert [linear.bias_names is not None for linear in build_model(HFConfig(CONFIG)).blocks[0].linears()] == [True, False, False, False]
     with pytest.raises(ConfigError, match="rotary_pct below 1"):
         build_model(HFConfig(CONFIG | {"rotary_pct": 0.5}))
+
+
+def test_the_page_of_models_says_what_it_has(what_it_has: Any) -> None:
+    cases = tomllib.loads((Path(__file__).parent / "written_anew.toml").read_text())["case"]
+    assert [set(case["shows"]) for case in cases if case["family"] == "qwen"] == [what_it_has(build_model(HFConfig(CONFIG)))]

@@ -25,7 +25,7 @@ NAMES = Names(embed="transformer.wte", layers="transformer.h", norm="transformer
 
 
 @dataclass(frozen=True, slots=True)
-class SteppedNtk(Plain):
+class Stepped(Plain):
     """theta grows by 2^ceil(log2(length / trained) + 1) - 1, to the power rot / (rot - 2): at twice the length by 3, at four times by 7."""
 
     trained: int = 2048
@@ -39,7 +39,7 @@ class SteppedNtk(Plain):
 
 def rope(hf: HFConfig) -> Rope:
     trained = hf.size("seq_length", hf.size("max_position_embeddings"))
-    scaling = SteppedNtk(trained=trained) if hf.read("use_dynamic_ntk", bool, False) else Plain()
+    scaling = Stepped(trained=trained) if hf.read("use_dynamic_ntk", bool, False) else Plain()
     log_n = trained if hf.read("use_logn_attn", bool, False) else 0
     plain = Rope.read(hf, theta=hf.read("rotary_emb_base", float, 1e4), part=hf.read("rotary_pct", float, 1.0))
     if log_n and plain.rot != hf.head_dim:
