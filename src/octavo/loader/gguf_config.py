@@ -189,6 +189,9 @@ class Translator:
         known = {"original_max_position_embeddings": original} if original else {}
         if kind == "longrope":
             return self.longrope(turned) | known
+        for name in ("attn_factor", "yarn_ext_factor"):
+            if self.read(f"rope.scaling.{name}", float, 1.0) != 1.0:
+                raise self.error(f"{self.arch}.rope.scaling.{name}", f"a value other than 1 is not supported for {kind}")
         scaling = {"rope_type": kind, "factor": self.read("rope.scaling.factor", float), **known}
         for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"), ("attention_factor", "yarn_attn_factor")):
             value = self.read(f"rope.scaling.{theirs}", float, 0.0)
