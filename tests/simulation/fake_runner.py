@@ -220,8 +220,11 @@ class FakeRunner:
     def _fail(self, plan: SchedulerOutput) -> None:
         """Nobody knows how far the step came: whatever it was to write may hold anything."""
         for scheduled in plan.scheduled:
-            if scheduled.request_id in self.known:
-                self._write(scheduled, is_garbage=True)
+            start = scheduled.num_computed_tokens
+            for group, table in enumerate(scheduled.block_ids):
+                for position in range(start, start + len(scheduled.token_ids)):
+                    block = self.blocks[table[position // self.block_size]]
+                    block[position % self.block_size] = Slot(-1, group, position, 0, is_garbage=True)
         self._expect_rerelease(plan)
         raise StepFailed("the device fell over")
 

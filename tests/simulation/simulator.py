@@ -73,6 +73,8 @@ class World:
         self.disorder = rng.random() < 0.2  # requests that arrive late, before their elders
         if rng.random() < 0.35:
             self._overrun(rng)
+        elif rng.random() < 0.08:
+            self._crowd_windows(rng)
 
     def _overrun(self, rng: random.Random) -> None:
         """Many want much at once, and the pool holds little more than one of them."""
@@ -90,6 +92,20 @@ class World:
         self.aborts = rng.choice((0.0, 0.05))
         self.faults = rng.choice((0.0, 0.02))
         self.max_num_queued_requests = 30
+
+    def _crowd_windows(self, rng: random.Random) -> None:
+        """Siblings share the blocks of a window, move on, and then share nothing any more: the pool must have room for that."""
+        self.block_size = rng.choice((1, 2))
+        self.windows = rng.choice(((11,), (7,), (7, 11)))
+        self.max_model_len = 60
+        self.max_num_batched_tokens = rng.choice((3, 4))
+        self.max_num_seqs = self.seats = 3
+        self.num_blocks = self.most_blocks(self.max_model_len) + rng.choice((0, 2, 5, 9))
+        self.longest_prompt, self.longest_output = 30, 60
+        self.stops = (0,)
+        self.scores = self.faults = 0.0
+        self.families = 0.9
+        self.max_preemptions = rng.choice((0, 1))
 
     def _draw_windows(self, rng: random.Random) -> tuple[int, ...]:
         """Groups as models have them: one window for all, some layers with one, two kinds of windows; of all lengths that may matter."""
@@ -372,7 +388,8 @@ class Simulator:
                 patch.stop()
 
     def _draw_faults(self, plan: SchedulerOutput) -> Faults:
-        rng, rate = self.rng, self.world.faults
+        # A step that fails has told the runner something, or not: failures at that moment are worth more.
+        rng, rate = self.rng, self.world.faults * (3 if plan.released_request_ids else 1)
         faults = Faults()
         if self.is_calm or rng.random() >= rate:
             return faults

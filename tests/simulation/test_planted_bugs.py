@@ -25,7 +25,7 @@ from octavo.engine.policy import WaitingQueue
 from octavo.engine.request import Request
 from octavo.engine.scheduler import Scheduler
 
-MOST_SEEDS = 100
+MOST_SEEDS = 150
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ FREE_FIRST = """self.scheduler.free_unseen(request)
 
 BUGS = [
     # blocks
-    Bug("one block too few", Scheduler, "_take_blocks", "num_computed_tokens + num_tokens, self.block", "num_computed_tokens + num_tokens - 1, self.block"),
+    Bug("one block too few", Scheduler, "_take_blocks", "start + num_tokens, self.block", "start + num_tokens - 1, self.block"),
     Bug("no holder added when shared", Scheduler, "_join", "self.pool.share(held_blocks(start.block_tables, start.num_freed_blocks))", "pass"),
     Bug("freed while somebody holds it", BlockPool, "release", "-= 1\n        if self._num_holders[block_id] == 0", "-= 1\n        if self._num_holders[block_id] <= 1"),
     Bug("freed twice after an abort", Scheduler, "finish", "if request.num_in_flight_tokens == 0:\n        self._release_blocks(request)", "self.pool.release(held_blocks(request.block_tables, request.num_freed_blocks))"),
@@ -144,7 +144,7 @@ def planted(bug: Bug) -> Iterator[None]:
     module = bug.owner if inspect.ismodule(bug.owner) else sys.modules[bug.owner.__module__]
     namespace: dict[str, Any] = {}
     code = "from __future__ import annotations\n" + source.replace(bug.old, bug.new)
-    exec(compile(code, f"<{bug.name}>", "exec"), vars(module) | {}, namespace)
+    exec(compile(code, f"<{bug.name}>", "exec"), vars(module), namespace)
     # A function of a module may have been imported by name elsewhere: it is changed wherever it is known.
     owners = [bug.owner]
     if inspect.ismodule(bug.owner):
