@@ -181,11 +181,13 @@ void bind_program(nb::module_& m) {
              self.append(in);
            })
       .def("linear",
-           [](PyProgram& self, int stage, PyRef x, PyQuant xq, const PackedWeight& w, Floats bias, PyRef y, PyRef residual, int epilogue) {
+           [](PyProgram& self, int stage, PyRef x, PyQuant xq, const PackedWeight& w, Floats bias, PyRef y, PyRef residual, int epilogue,
+              float scale) {
              require(w.packed().lanes == self.program->kernels().lanes, "linear: weight was packed for another instruction set");
              require(bias.shape(0) == 0 || int64_t(bias.shape(0)) == w.packed().n, "linear: bias does not have n values");
              Instruction in = make(Op::linear, stage, to_ref(x), to_ref(y), to_ref(residual));
-             in.xq = to_quant(xq), in.w = &w.packed(), in.bias = bias.shape(0) ? bias.data() : nullptr, in.epilogue = Epilogue(epilogue);
+             in.xq = to_quant(xq), in.w = &w.packed(), in.bias = bias.shape(0) ? bias.data() : nullptr;
+             in.epilogue = Epilogue(epilogue), in.scale = scale;
              self.append(in);
            })
       .def("rope",

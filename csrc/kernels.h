@@ -47,12 +47,13 @@ struct QuantRows { int8_t* q; float* scale; float* sum; };  // q [rows][k_padded
 
 enum class Epilogue : int32_t { none = 0, add = 1, silu_mul = 2, gelu_mul = 3, gelu = 4 };
 
-// y[r][c] = (bias[c]) + sum_k x[r][k] * w[c][k]            (none)
-// y[r][c] = residual[r][c] + that                           (add; y may be the same memory as residual)
+// t[r][c] = ((bias[c]) + sum_k x[r][k] * w[c][k]) * scale, where a gated epilogue has no scale
+// y[r][c] = t[r][c]                                         (none)
+// y[r][c] = residual[r][c] + t[r][c]                        (add; y may be the same memory as residual)
 // y[r][c] = act(t[r][c]) * t[r][c + n/2], c < n/2           (silu_mul, gelu_mul (tanh form): gate rows first, then up)
 // y[r][c] = gelu(t[r][c])                                   (gelu, tanh form)
 // Arithmetic, the definition that ops/reference.py repeats:
-//  w4, w8: t = sum over groups g ascending of fma(sx_g * sw_g, float(idot_g), acc), then with mins
+//  w4, w8: the sum = sum over groups g ascending of fma(sx_g * sw_g, float(idot_g), acc), then with mins
 //          acc = fma(sx_g * min_g, float(isum_g), acc); integers are exact.
 //  bf16:   x is rounded to bf16 (nearest even), products are summed in fp32.
 //  f16, f32: x stays fp32.
@@ -66,6 +67,7 @@ struct LinearArgs {
   const float* residual; int64_t ldr;
   Epilogue epilogue;
   uint8_t* scratch; size_t scratch_bytes;  // this thread's own, at least KernelTable::linear_scratch() bytes
+  float scale = 1.0f;
 };
 
 struct RowsArgs { int64_t rows; const float* x; int64_t ldx; float* y; int64_t ldy; int64_t width; };
@@ -148,8 +150,8 @@ struct AttentionArgs {
   float scale, soft_cap; int64_t window;
   KvLayer kv;
   uint8_t* scratch; size_t scratch_bytes;   // this thread's own, at least attention_scratch(head_dim) bytes
-  // All threads' own together, 64-byte aligned, zeroed once when it is made (each call leaves the counters zero), 256 KiB a thread
-  // is plenty. Null, or too small for a long context: a sequence's kv head is then not shared by threads; no bit changes.
+  // All threads' own together, 64-byte aligned, zeroed once when it is made (each call leaves the counters zero), 2 MiB a thread
+  // are plenty. Null, or too small for a long context: a sequence's kv head is then not shared by threads; no bit changes.
   uint8_t* shared = nullptr; size_t shared_bytes = 0;
 };
 

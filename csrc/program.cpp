@@ -11,7 +11,7 @@ namespace octavo {
 namespace {
 
 constexpr size_t kHugePage = size_t(2) << 20;
-constexpr size_t kSharedPerThread = size_t(256) << 10;
+constexpr size_t kSharedPerThread = size_t(2) << 20;  // for 32 Ki tokens of context, 4 rows and heads of 256; paid when touched
 
 const char* op_name(const Instruction& in) {
   switch (in.op) {
@@ -166,7 +166,7 @@ void Program::linear(const Instruction& in, const RowsArgs& r, int ith, int nth)
   LinearArgs a{};
   a.rows = r.rows;
   a.x = r.x, a.ldx = r.ldx, a.xq = quant(in.xq), a.w = in.w, a.bias = in.bias, a.y = r.y, a.ldy = r.ldy;
-  a.residual = in.b.offset < 0 ? nullptr : floats(in.b), a.ldr = in.b.ld, a.epilogue = in.epilogue;
+  a.residual = in.b.offset < 0 ? nullptr : floats(in.b), a.ldr = in.b.ld, a.epilogue = in.epilogue, a.scale = in.scale;
   a.scratch = scratch_[size_t(ith)]->data(), a.scratch_bytes = scratch_bytes_;
   kernels_.linear(a, ith, nth);
 }

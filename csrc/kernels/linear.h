@@ -77,6 +77,7 @@ inline void finish_plain(const LinearArgs& a, const float* acc, int64_t row, int
     for (int64_t i = 0; i < rows; ++i) {
       F v = load(acc + i * kAccRow + t * kLanes);
       if (a.bias) v = octavo::OCTAVO_NS::add(v, bias);
+      if (a.scale != 1.0f) v = mul(v, set1(a.scale));
       if (a.epilogue == Epilogue::add) v = octavo::OCTAVO_NS::add(load_some(a.residual + (row + i) * a.ldr + c, valid), v);
       if (a.epilogue == Epilogue::gelu) v = gelu_tanh(v);
       store_some(a.y + (row + i) * a.ldy + c, v, valid);

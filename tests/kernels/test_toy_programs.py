@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from toy_models import BLOCK, BLOCKS, LONGEST, Cut, Elements, Mixture, Toy, Windows, batch_of
+from toy_models import BLOCK, BLOCKS, LONGEST, Cut, Elements, Mixture, Parallel, Toy, Windows, batch_of
 
 from octavo.ops.batch import Batch, MoeSpec
 from octavo.ops.cpu.program import CpuProgram
@@ -23,6 +23,9 @@ MODELS: dict[str, Callable[[], Toy]] = {
     "experts of all kinds, gate and up apart": lambda: Mixture(("w4m", "bf16", "w8"), parted=True),
     "windows f32": lambda: Windows(("f32",)),
     "windows w4": lambda: Windows(("w4m",)),
+    "parallel f32": lambda: Parallel(("f32",)),
+    "parallel w4": lambda: Parallel(("w4",)),
+    "parallel of all kinds": lambda: Parallel(("w8", "bf16", "w4m", "f16")),
     "elements f32": lambda: Elements(("f32",)),
     "elements w4": lambda: Elements(("w4m",)),
     "elements of all kinds": lambda: Elements(("w4", "bf16", "w8", "f16")),

@@ -161,6 +161,25 @@ class Windows(Toy):
     kv_layout = KvLayout(2, 2, 16, (0, 20))
 
 
+class Parallel(Toy):
+    """Attention and two products over slices, all of the same normalised input, added up (GPT-J, Cohere); a product of the residual itself."""
+
+    def __init__(self, mix: Sequence[str] = ("f32",)) -> None:
+        super().__init__(mix)
+        self.both, self.left, self.right = self.weight(2 * self.width, self.width), self.weight(self.width, self.width), self.weight(self.width, self.width)
+        self.last = self.weight(self.width, self.width)
+        self.inner = norm_weight(self.rng, self.width)
+
+    def forward(self, batch: Batch) -> ops.Value:
+        x = ops.embed(batch.input_ids_T, self.embedding)
+        y = ops.add(x, self.attend(x, 0, batch))
+        h = ops.layer_norm(x, self.norms[1], None, 1e-5)
+        a, b = ops.split(ops.linear(h, (self.both,)), [self.width, self.width])
+        left = ops.scale(ops.linear(a, (self.left,)), 0.5)
+        y = ops.add(left, ops.add(y, ops.linear(ops.rms_norm(b, self.inner, 1e-5), (self.right,))))
+        return ops.add(ops.linear(y, (self.last,)), y)
+
+
 class Elements(Toy):
     """Learned positions, layer norm, plain gelu, norms over all of q and k, rope in pairs with a query table of its own, norms behind products,
     a scaled residual, capped and scaled logits."""

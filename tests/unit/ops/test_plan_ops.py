@@ -88,6 +88,7 @@ def test_results_take_the_place_of_operands_that_nobody_reads_later() -> None:
         return ops.add(x, ops.scale(y, 0.5))
 
     product, norm, scale, add = body_steps(plan_of(body))
+    assert product.epilogue == 0 and product.scale == 1.0
     assert product.y == norm.x == norm.y == scale.x == scale.y == add.b
     assert add.y == add.x == product.x
 
@@ -147,11 +148,33 @@ def test_gelu_is_done_by_the_product() -> None:
     assert steps[1].y is not None and steps[1].y.width == 32 and steps[3].x is not None and steps[3].x.width == 96
 
 
+def test_a_product_scales_its_sums_itself() -> None:
+    def body(x: ops.Value, batch: Batch) -> ops.Value:
+        x = ops.add(x, ops.scale(ops.linear(ops.rms_norm(x, ONES, 1e-5), (weight(W4, WIDTH),)), 0.22))
+        gated = ops.silu_mul(ops.scale(ops.linear(x, (weight(F32, 2 * WIDTH),)), 0.5))
+        return ops.gelu(ops.scale(ops.linear(gated, (weight(F32, WIDTH),)), 3.0))
+
+    norm, first, gate_up, act, last = body_steps(plan_of(body))
+    assert (first.epilogue, first.scale) == (1, 0.22) and first.y == first.b == norm.x
+    assert (gate_up.epilogue, gate_up.scale) == (0, 0.5) and act.op == "act"
+    assert (last.epilogue, last.scale) == (4, 3.0)
+
+
+def test_a_scaled_product_keeps_its_hands_off_what_is_read_before_the_sum() -> None:
+    def body(x: ops.Value, batch: Batch) -> ops.Value:
+        scaled = ops.scale(ops.linear(ops.rms_norm(x, ONES, 1e-5), (weight(W4, WIDTH),)), 0.22)
+        other = ops.linear(ops.layer_norm(x, ONES, None, 1e-5), (weight(W4, WIDTH),))
+        return ops.add(ops.add(x, scaled), other)
+
+    norm, first, second, other = body_steps(plan_of(body))
+    assert first.scale == 0.22 and first.b == norm.x == second.x and first.y != first.b and other.b == first.y
+
+
 def test_logits_are_scaled_and_capped_where_they_are() -> None:
     plan = plan_of(lambda x, _: x, lambda y: ops.soft_cap(ops.scale(y, 0.5), 30.0))
-    head, scale, cap = plan.steps[-3:]
-    assert [s.stage for s in (head, scale, cap)] == [1, 1, 1]
-    assert head.y == scale.y == cap.y == plan.logits and plan.logits.buffer.last == len(plan.steps)
+    head, cap = plan.steps[-2:]
+    assert [s.stage for s in (head, cap)] == [1, 1] and head.scale == 0.5
+    assert head.y == cap.y == plan.logits and plan.logits.buffer.last == len(plan.steps)
 
 
 @pytest.mark.parametrize(("q_table", "pairs", "joined"), [(0, (False, False), True), (0, (True, True), True), (1, (True, True), False),

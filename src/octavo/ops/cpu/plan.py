@@ -1,10 +1,12 @@
 """From traced nodes to instructions over buffers: fusion, in-place results and what is quantised. Pure; knows no kernel.
 
-Fused: norm + quantisation of its result; product + residual; product + activation; rope of neighbouring heads. What a fusion computes is bit
-for bit what its parts compute, so fusing changes speed only.
+Fused: norm + quantisation of its result; product + scale, and residual or activation; rope of neighbouring heads. What a fusion computes is
+bit for bit what its parts compute, so fusing changes speed only.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from octavo.ops.cpu.steps import Buffer, Place, Plan, QuantPlace, Routing, Step, lay_out
 from octavo.ops.cpu.trace import Kind, Node, Rows, Traced
@@ -13,6 +15,20 @@ from octavo.ops.packed import PackedWeight, WeightKind
 QUANTISED = (WeightKind.W4, WeightKind.W8)
 FOLLOWED_BY = {Kind.SILU_MUL: 2, Kind.GELU_MUL: 3, Kind.GELU: 4}  # activations that a product can do itself: their epilogue's code
 Weights = tuple[tuple[PackedWeight, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a product does to its sums: times `scale`, then the epilogue (see Step) with residual `b`.
+
+    node: the one whose result that is. y: where it goes, if that is settled.
+    """
+
+    node: Node
+    epilogue: int
+    scale: float
+    b: Place | None = None
+    y: Place | None = None
 
 
 class Planner:
@@ -72,9 +88,10 @@ class Planner:
 
     def _linear(self, node: Node) -> None:
         (x,) = node.inputs
-        result, epilogue, b, y = self._epilogue(node)
+        end = self._ending(node)
+        y, b = end.y, end.b
         if y is None:
-            y = self._new(result, x.rows, _width(node.weights) // (2 if epilogue in (2, 3) else 1))
+            y = self._new(end.node, x.rows, _width(node.weights) // (2 if end.epilogue in (2, 3) else 1))
         start, several = 0, len(node.weights) > 1
         for weight in node.weights:
             xq = self._quantise(x) if weight.kind in QUANTISED else None
@@ -82,20 +99,27 @@ class Planner:
             residual = b.part(start, weight.n) if b and several else b
             floats = None if xq else self._at(x)
             columns = (start, start + weight.n)
-            self._emit(Step(node, "linear", _stage(x), floats, part, residual, xq, weight, columns, epilogue))
+            self._emit(Step(node, "linear", _stage(x), floats, part, residual, xq, weight, columns, end.epilogue, end.scale))
             start += weight.n
 
-    def _epilogue(self, node: Node) -> tuple[Node, int, Place | None, Place | None]:
-        """What follows the product and can be done in it: the node whose result it becomes, its code, the residual, and where it goes."""
-        user = self._only_user(node)
-        if user is not None and user.kind in FOLLOWED_BY and (user.kind is Kind.GELU or len(node.weights) == 1):
+    def _ending(self, node: Node) -> Ending:
+        """What follows the product and can be done in it."""
+        last, scale, user = node, 1.0, self._only_user(node)
+        if user is not None and user.kind is Kind.SCALE:
             self.done.add(user)
-            return user, FOLLOWED_BY[user.kind], None, None
-        result, b, y = self._residual(node)
-        return result, 1 if b else 0, b, y
+            last, scale, user = user, user.numbers[0], self._only_user(user)
+        gated = user is not None and user.kind in (Kind.SILU_MUL, Kind.GELU_MUL)
+        if user is not None and user.kind in FOLLOWED_BY and not (gated and (len(node.weights) > 1 or last is not node)):
+            self.done.add(user)
+            return Ending(user, FOLLOWED_BY[user.kind], scale)
+        result, b, y = self._residual(last, node)
+        return Ending(result, 1 if b else 0, scale, b, y)
 
-    def _residual(self, node: Node) -> tuple[Node, Place | None, Place | None]:
-        """If the result is only added to what is there already: that sum's node, the other operand, and its place if the sum may take it."""
+    def _residual(self, node: Node, now: Node) -> tuple[Node, Place | None, Place | None]:
+        """If the result is only added to what is there already: that sum's node, the other operand, and its place if the sum may take it.
+
+        now: the node whose instruction does it.
+        """
         user = self._only_user(node)
         if user is None or user.kind is not Kind.ADD:
             return node, None, None
@@ -104,7 +128,7 @@ class Planner:
             return node, None, None
         self.done.add(user)
         b = self._at(other)
-        if not self._is_free(other, node, user):
+        if not self._is_free(other, now, user):
             return user, b, None
         self.places[user, 0] = b
         return user, b, b
@@ -184,7 +208,7 @@ class Planner:
             self._emit(Step(node, "quantize", 0, x=inner, xq=inner_q, times=top_k))
         parts = Place(Buffer(Rows.TOKENS, 4 * x.width, top_k), 0, x.width)
         self._emit(Step(node, "experts", 0, x=inner if floats else None, xq=inner_q, y=parts, times=top_k, routing=routing, experts=down))
-        result, b, y = self._residual(node)
+        result, b, y = self._residual(node, node)
         self._emit(Step(node, "combine", 0, x=parts, b=b, y=y or self._new(result, Rows.TOKENS, x.width), routing=routing))
 
     def _gated_experts(self, node: Node, gate_up: Weights, x: Place | None, xq: QuantPlace | None, routing: Routing) -> Place:

@@ -114,7 +114,7 @@ class CpuProgram:
         bias = step.node.arrays[0]
         part = None if bias is None else bias[slice(*step.columns)]
         weight = self._weight(_made(step.weight))
-        native.linear(step.stage, _ref(step.x), _quant(step.xq), weight, self._array(part), _ref(step.y), _ref(step.b), step.epilogue)
+        native.linear(step.stage, _ref(step.x), _quant(step.xq), weight, self._array(part), _ref(step.y), _ref(step.b), step.epilogue, step.scale)
 
     def _rope(self, native: Any, step: Step) -> None:
         head_dim, pairs = step.node.numbers

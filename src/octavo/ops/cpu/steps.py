@@ -86,7 +86,7 @@ class Routing:
 class Step:
     """One instruction to be.
 
-    epilogue: 0 none, 1 add `b`, 2 silu_mul, 3 gelu_mul, 4 gelu. columns: the outputs that one of several weights makes. times: rows for each
+    epilogue: 0 none, 1 add `b`, 2 silu_mul, 3 gelu_mul, 4 gelu; scale: of a product, before its epilogue. columns: the outputs that one of several weights makes. times: rows for each
     token. experts: of each, the weights of one product.
     """
 
@@ -100,6 +100,7 @@ class Step:
     weight: PackedWeight | None = None
     columns: tuple[int, int] = (0, 0)
     epilogue: int = 0
+    scale: float = 1.0
     store: bool = True
     heads: int = 0
     times: int = 1
