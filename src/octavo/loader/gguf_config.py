@@ -12,6 +12,8 @@ from octavo.gguf_file import GGMLType, shown
 from octavo.loader.gguf_names import ARCHITECTURES, FAMILIES, UNSUPPORTED, Key
 from octavo.loader.gguf_parts import GGUFModel
 
+# More than any model has; a list with one entry for each must not fill the memory.
+MOST_LAYERS = 4096
 # Architecture and number of layers of the sizes whose scores are scaled otherwise.
 LARGEST_GEMMA = (("gemma2", 46), ("gemma3", 62))
 # What Llama 3.1 and later were trained with; only the factor varies.
@@ -35,7 +37,7 @@ class Translator:
         return {
             "model_type": model_type,
             "hidden_size": hidden,
-            "num_hidden_layers": self.read("block_count", int),
+            "num_hidden_layers": self.layers(),
             "num_attention_heads": heads,
             "num_key_value_heads": self.read("attention.head_count_kv", int, heads),
             "head_dim": head_dim,
@@ -68,6 +70,12 @@ class Translator:
         if self.arch == "olmo2" and self.read("attention.sliding_window", int, 0):
             raise self.error("olmo2.attention.sliding_window", "OLMo 3, OLMo 2 with windows, is not supported")
         return ARCHITECTURES[self.arch]
+
+    def layers(self) -> int:
+        count = int(self.read("block_count", int))
+        if not 1 <= count <= MOST_LAYERS:
+            raise self.error(f"{self.arch}.block_count", f"{count} is not in 1..{MOST_LAYERS}")
+        return count
 
     def refuse_unsupported(self, known: set[str]) -> None:
         for name, harmless in UNSUPPORTED.items():
@@ -104,7 +112,7 @@ class Translator:
 
     def gemma(self, hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
         """What the family's files leave to the reader: the scale of scores, which only the largest sizes take from the width, and the windows."""
-        layers = self.read("block_count", int)
+        layers = self.layers()
         largest = (self.arch, layers) in LARGEST_GEMMA
         window = self.read("attention.sliding_window", int, 4096 if self.arch == "gemma2" else 0)
         return {

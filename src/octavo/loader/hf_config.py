@@ -15,11 +15,10 @@ from typing import Any
 from octavo.config import HFConfig, shortened
 from octavo.errors import ModelFileError
 from octavo.json_file import read_json, read_optional_json
-from octavo.loader.gguf_config import Translator
+from octavo.loader.gguf_config import MOST_LAYERS, Translator
 from octavo.loader.gguf_parts import GGUFModel
 from octavo.loader.resolve import ModelSource
 
-MOST_LAYERS = 4096
 MOST_HEAD_DIM = 1 << 16
 MOST_LAYERS_OF_EXPERTS = 1 << 18  # layers times experts
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -48,8 +47,8 @@ def load_hf_config(source: ModelSource) -> HFConfig:
 
 
 def checked(hf: HFConfig) -> HFConfig:
-    """What no family can mean: layers or experts so many, or heads so wide, that the model alone, without a weight, would fill the memory; and, under a square
-    root, a number below zero, which gives a model that computes and is wrong."""
+    """What no family can mean: layers or experts so many, or heads so wide, that the model alone, without a weight, would fill the memory; and,
+    under a square root, a number below zero, which gives a model that computes and is wrong."""
     most = {"num_hidden_layers": MOST_LAYERS, "num_layers": MOST_LAYERS, "head_dim": MOST_HEAD_DIM}
     most |= dict.fromkeys(EXPERTS, MOST_LAYERS_OF_EXPERTS // hf.size("num_hidden_layers", 1, MOST_LAYERS))
     for key, value in hf.raw.items():
@@ -57,6 +56,8 @@ def checked(hf: HFConfig) -> HFConfig:
             raise ModelFileError(f"{hf.source}: {key} = {shortened(value)}: must be in 1..{most[key]}")
         if key.endswith(("_eps", "_epsilon")) and isinstance(value, (int, float)) and value < 0:
             raise ModelFileError(f"{hf.source}: {key} = {value}: must not be negative")
+        if key == "query_pre_attn_scalar" and isinstance(value, (int, float)) and value <= 0:
+            raise ModelFileError(f"{hf.source}: {key} = {value}: must be above 0")
     return hf
 
 
