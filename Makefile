@@ -45,6 +45,7 @@ bench: install
 
 docs: install
 	@$(bin)/python scripts/options_page.py > docs/options.md
+	@$(bin)/python scripts/models_page.py > docs/models.md
 
 clean:
 	rm -rf .venv build dist

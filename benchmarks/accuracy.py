@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -58,36 +59,42 @@ def turns(path: Path, tokenizer: Tokenizer, count: int, tokens: int) -> list[lis
     return out
 
 
-def whole(ids: list[int]) -> Batch:
-    """One sequence from its start, in blocks 0, 1, 2, ..."""
+def whole(ids: list[int], groups: int) -> Batch:
+    """One sequence from its start; each group of layers has blocks of its own, one after the other."""
     n = len(ids)
     positions = np.arange(n, dtype=np.int32)
-    table = np.arange(-(-n // BLOCK), dtype=np.int32)[None]
-    return Batch(np.array(ids, np.int32), positions, positions[None], np.array([0, n], np.int32), np.array([n], np.int32), table[None])
+    table_GSB = np.arange(groups * -(-n // BLOCK), dtype=np.int32).reshape(groups, 1, -1)
+    slots_GT = table_GSB[:, 0, positions // BLOCK] * BLOCK + positions % BLOCK
+    return Batch(np.array(ids, np.int32), positions, slots_GT, np.array([0, n], np.int32), np.array([n], np.int32), table_GSB)
 
 
-def program_of(source: ModelSource, backend: str, tokens: int) -> CpuProgram | ReferenceProgram:
-    hf = load_hf_config(source)
-    model = build_model(hf)
-    load_weights(model, open_checkpoint(source, hf))
-    common = dict(num_blocks=-(-tokens // BLOCK), block_size=BLOCK, kv_dtype="bfloat16", max_rows=64, max_positions=tokens)
-    if backend == "reference":
-        return ReferenceProgram(model, **common)
-    return CpuProgram(model, max_tokens=tokens, **common)
+class Run:
+    """A model on one backend, with room for one sequence of up to `tokens`."""
 
+    def __init__(self, source: ModelSource, backend: str, tokens: int) -> None:
+        hf = load_hf_config(source)
+        model = build_model(hf)
+        load_weights(model, open_checkpoint(source, hf))
+        self.groups = len(model.kv_layout.windows)
+        common = dict(num_blocks=-(-tokens // BLOCK) * self.groups, block_size=BLOCK, kv_dtype="bfloat16", max_rows=64, max_positions=tokens)
+        self.program: CpuProgram | ReferenceProgram
+        if backend == "reference":
+            self.program = ReferenceProgram(model, **common)
+        else:
+            self.program = CpuProgram(model, max_tokens=tokens, **common)
 
-def logits_of(program: CpuProgram | ReferenceProgram, ids: list[int], first: int) -> np.ndarray:
-    """float32 [len(ids) - first, V]: predictions of the tokens after position first.."""
-    program.forward(whole(ids))
-    rows = np.arange(first, len(ids), dtype=np.int32)
-    return np.concatenate([program.logits(rows[i : i + 64]).copy() for i in range(0, len(rows), 64)])
+    def logits(self, ids: list[int], first: int) -> np.ndarray:
+        """float32 [len(ids) - first, V]: predictions of the tokens after position first.."""
+        self.program.forward(whole(ids, self.groups))
+        rows = np.arange(first, len(ids), dtype=np.int32)
+        return np.concatenate([self.program.logits(rows[i : i + 64]).copy() for i in range(0, len(rows), 64)])
 
 
 def compare_logits(args: argparse.Namespace, source: ModelSource, prompts: list[list[int]]) -> None:
-    kernels, definition = program_of(source, "cpu", args.tokens), program_of(source, "reference", args.tokens)
+    kernels, definition = Run(source, "cpu", args.tokens), Run(source, "reference", args.tokens)
     worst, errors, spread, differ = 0.0, [], [], []
     for number, ids in enumerate(prompts):
-        ours, theirs = (logits_of(p, ids, args.tokens - args.score) for p in (kernels, definition))
+        ours, theirs = (run.logits(ids, args.tokens - args.score) for run in (kernels, definition))
         error = np.abs(ours - theirs)
         worst = max(worst, float(error.max()))
         errors.append(float(np.sqrt((error**2).mean())))
@@ -103,12 +110,13 @@ def compare_logits(args: argparse.Namespace, source: ModelSource, prompts: list[
         print(f"  prompt {number:2d} position {position:4d} margin {margin:.4f}")
 
 
-def perplexity(rows: list[np.ndarray], targets: list[np.ndarray]) -> float:
+def perplexity(rows: Iterable[np.ndarray], targets: list[np.ndarray]) -> float:
+    """`rows`: each prompt's logits, made one prompt at a time: over a large vocabulary all of them would not fit into memory."""
     total = count = 0.0
     for logits, ids in zip(rows, targets, strict=True):
-        wide = logits.astype(np.float64)
-        norm = np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1)) + wide.max(1)
-        total += float((norm - wide[np.arange(len(ids)), ids]).sum())
+        top = logits.max(1, keepdims=True)
+        norm = np.log(np.exp(logits - top).sum(1, dtype=np.float64)) + top[:, 0]
+        total += float((norm - logits[np.arange(len(ids)), ids]).sum())
         count += len(ids)
     return math.exp(total / count)
 
@@ -116,18 +124,22 @@ def perplexity(rows: list[np.ndarray], targets: list[np.ndarray]) -> float:
 def compare_perplexity(args: argparse.Namespace, source: ModelSource, prompts: list[list[int]]) -> None:
     first = args.tokens - args.score
     targets = [np.array(ids[first + 1 :]) for ids in prompts]
-    program = program_of(source, "cpu", args.tokens)
-    print(f"octavo {perplexity([logits_of(program, ids, first)[:-1] for ids in prompts], targets):.4f} over {sum(map(len, targets))} tokens")
+    run = Run(source, "cpu", args.tokens)
+    if args.ids:
+        args.ids.write_text("".join(f"{' '.join(map(str, ids))}\n" for ids in prompts))
+    print(f"octavo {perplexity((run.logits(ids, first)[:-1] for ids in prompts), targets):.4f} over {sum(map(len, targets))} tokens")
     if args.peer:
         from llama_cpp import Llama
 
         peer = Llama(str(source.path), n_ctx=args.tokens, n_batch=args.tokens, logits_all=True, verbose=False, n_threads=2)
-        rows = []
-        for ids in prompts:
-            peer.reset()
-            peer.eval(ids)
-            rows.append(np.array(peer.scores[first : len(ids) - 1]))
-        print(f"llama-cpp-python {perplexity(rows, targets):.4f}")
+
+        def theirs() -> Iterator[np.ndarray]:
+            for ids in prompts:
+                peer.reset()
+                peer.eval(ids)
+                yield np.array(peer.scores[first : len(ids) - 1])
+
+        print(f"llama-cpp-python {perplexity(theirs(), targets):.4f}")
 
 
 def main() -> None:
@@ -139,6 +151,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=None)
     parser.add_argument("--score", type=int, default=None)
     parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--ids", type=Path, default=None, help="write the turns' token ids here, one turn a line")
     args = parser.parse_args()
     logits = args.what == "logits"
     args.prompts = args.prompts or (50 if logits else 100)

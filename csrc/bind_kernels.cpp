@@ -118,7 +118,8 @@ void bind_norm(nb::module_& m) {
 void bind_rows(nb::module_& m) {
   m.def(
       "rope",
-      [](Matrix x, MatrixOut y, Dense<const int32_t> positions, Matrix cos_sin, int64_t head_dim, const std::string& isa, int threads) {
+      [](Matrix x, MatrixOut y, Dense<const int32_t> positions, Matrix cos_sin, int64_t head_dim, bool pairs, const std::string& isa,
+         int threads) {
         const int64_t width = int64_t(x.shape(1)), rot = int64_t(cos_sin.shape(1));
         RopeArgs a{};
         a.r = rows_of(x, y, width, width);
@@ -133,11 +134,12 @@ void bind_rows(nb::module_& m) {
         a.num_heads = width / head_dim;
         a.head_dim = head_dim;
         a.rot = rot;
+        a.pairs = pairs;
         const KernelTable& kernels = best_kernels(isa.c_str());
         run_threads(threads, 0, [&](int ith, int nth, uint8_t*) { kernels.rope(a, ith, nth); });
       },
-      "x"_a.noconvert(), "y"_a.noconvert(), "positions"_a.noconvert(), "cos_sin"_a.noconvert(), "head_dim"_a, "isa"_a = "",
-      "threads"_a = 0);
+      "x"_a.noconvert(), "y"_a.noconvert(), "positions"_a.noconvert(), "cos_sin"_a.noconvert(), "head_dim"_a, "pairs"_a = false,
+      "isa"_a = "", "threads"_a = 0);
   m.def(
       "act",
       [](Matrix x, MatrixOut y, int kind, const std::string& isa, int threads) {
@@ -147,6 +149,26 @@ void bind_rows(nb::module_& m) {
         run_threads(threads, 0, [&](int ith, int nth, uint8_t*) { kernels.act(a, ith, nth); });
       },
       "x"_a.noconvert(), "y"_a.noconvert(), "kind"_a = 0, "isa"_a = "", "threads"_a = 0);
+  m.def(
+      "unary",
+      [](Matrix x, MatrixOut y, int kind, float factor, const std::string& isa, int threads) {
+        require(kind >= int(Unary::gelu) && kind <= int(Unary::soft_cap), "kind: 0 (gelu tanh), 1 (scale) or 2 (soft cap)");
+        const UnaryArgs a{rows_of(x, y, int64_t(x.shape(1)), int64_t(x.shape(1))), Unary(kind), factor};
+        const KernelTable& kernels = best_kernels(isa.c_str());
+        run_threads(threads, 0, [&](int ith, int nth, uint8_t*) { kernels.unary(a, ith, nth); });
+      },
+      "x"_a.noconvert(), "y"_a.noconvert(), "kind"_a, "factor"_a = 1.0f, "isa"_a = "", "threads"_a = 0);
+  m.def(
+      "gate_rows",
+      [](Matrix x, Matrix gate, MatrixOut y, const std::string& isa, int threads) {
+        const int64_t width = int64_t(x.shape(1));
+        require(gate.shape(0) == x.shape(0) && gate.shape(1) == 1, "gate: [rows, 1]");
+        require(gate.shape(0) <= 1 || gate.stride(0) > 0, "gate: rows must not overlap");
+        const GateArgs a{rows_of(x, y, width, width), gate.data(), gate.stride(0)};
+        const KernelTable& kernels = best_kernels(isa.c_str());
+        run_threads(threads, 0, [&](int ith, int nth, uint8_t*) { kernels.gate_rows(a, ith, nth); });
+      },
+      "x"_a.noconvert(), "gate"_a.noconvert(), "y"_a.noconvert(), "isa"_a = "", "threads"_a = 0);
   m.def(
       "add",
       [](Matrix x, Matrix b, MatrixOut y, const std::string& isa, int threads) {
@@ -170,6 +192,85 @@ void bind_rows(nb::module_& m) {
         run_threads(threads, 0, [&](int ith, int nth, uint8_t*) { kernels.gather(a, ith, nth); });
       },
       "x"_a.noconvert(), "y"_a.noconvert(), "index"_a.noconvert(), "isa"_a = "", "threads"_a = 0);
+}
+
+// ---- mixtures of experts ----
+
+using IdsOut = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using RowOut = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using DenseOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void bind_experts(nb::module_& m) {
+  m.def(
+      "route",
+      [](Matrix logits, IdsOut chosen, DenseOut weights, bool renormalise, const std::string& isa, int threads) {
+        require_rows(logits, "logits: rows must be dense and must not overlap");
+        const int64_t rows = int64_t(logits.shape(0)), experts = int64_t(logits.shape(1)), top_k = int64_t(chosen.shape(1));
+        require(top_k > 0 && top_k <= experts, "chosen: from one to all experts of a row");
+        require(int64_t(chosen.shape(0)) == rows && int64_t(weights.shape(0)) == rows && int64_t(weights.shape(1)) == top_k,
+                "chosen, weights: [rows, top_k]");
+        const RouteArgs a{rows, logits.data(), logits.stride(0), experts, top_k, renormalise, chosen.data(), weights.data(), nullptr};
+        const KernelTable& kernels = best_kernels(isa.c_str());
+        const auto run = [&](int ith, int nth, uint8_t* scratch) {
+          RouteArgs mine = a;
+          mine.scratch = scratch;
+          kernels.route(mine, ith, nth);
+        };
+        run_threads(threads, moe_scratch(experts), run, true);
+      },
+      "logits"_a.noconvert(), "chosen"_a.noconvert(), "weights"_a.noconvert(), "renormalise"_a, "isa"_a = "", "threads"_a = 0);
+  m.def(
+      "dispatch",
+      [](Matrix x, Array<const int32_t, 2> chosen, IdsOut place, RowOut offsets, MatrixOut y, const std::string& isa, int threads) {
+        require_rows(x, "x: rows must be dense and must not overlap");
+        require_rows(y, "y: rows must be dense and must not overlap");
+        DispatchArgs a{};
+        a.rows = int64_t(chosen.shape(0)), a.top_k = int64_t(chosen.shape(1)), a.experts = int64_t(offsets.shape(0)) - 1;
+        a.width = int64_t(x.shape(1));
+        require(a.experts > 0, "offsets: one more than there are experts");
+        require(chosen.stride(1) == 1 && chosen.stride(0) == a.top_k, "chosen: must be dense");
+        require(place.shape(0) == chosen.shape(0) && place.shape(1) == chosen.shape(1), "place: like chosen");
+        require(x.shape(0) == chosen.shape(0) && y.shape(0) == x.shape(0) * chosen.shape(1) && y.shape(1) == x.shape(1),
+                "y: a row for each pair");
+        for (int64_t i = 0; i < a.rows * a.top_k; ++i)
+          require(chosen.data()[i] >= 0 && chosen.data()[i] < a.experts, "chosen: no such expert");
+        a.chosen = chosen.data(), a.place = place.data(), a.offsets = offsets.data();
+        a.x = x.data(), a.ldx = x.stride(0), a.y = y.data(), a.ldy = y.stride(0);
+        const KernelTable& kernels = best_kernels(isa.c_str());
+        const auto run = [&](int ith, int nth, uint8_t* scratch) {
+          DispatchArgs mine = a;
+          mine.scratch = scratch;
+          kernels.dispatch(mine, ith, nth);
+        };
+        run_threads(threads, moe_scratch(a.experts), run, true);
+      },
+      "x"_a.noconvert(), "chosen"_a.noconvert(), "place"_a.noconvert(), "offsets"_a.noconvert(), "y"_a.noconvert(), "isa"_a = "",
+      "threads"_a = 0);
+  m.def(
+      "combine",
+      [](Matrix x, Array<const float, 2> weights, Array<const int32_t, 2> place, MatrixOut y, std::optional<Matrix> residual,
+         const std::string& isa, int threads) {
+        require_rows(x, "x: rows must be dense and must not overlap");
+        require_rows(y, "y: rows must be dense and must not overlap");
+        const int64_t rows = int64_t(y.shape(0)), top_k = int64_t(place.shape(1));
+        require(y.shape(1) == x.shape(1) && place.shape(0) == y.shape(0), "y: a row for each row of place, as wide as x");
+        require(weights.shape(0) == place.shape(0) && weights.shape(1) == place.shape(1), "weights: like place");
+        require(weights.stride(1) == 1 && weights.stride(0) == top_k && place.stride(1) == 1 && place.stride(0) == top_k,
+                "weights, place: must be dense");
+        for (int64_t i = 0; i < rows * top_k; ++i)
+          require(place.data()[i] >= 0 && place.data()[i] < int64_t(x.shape(0)), "place: beyond the rows of x");
+        if (residual) {
+          require_rows(*residual, "residual: rows must be dense and must not overlap");
+          require(residual->shape(0) == y.shape(0) && residual->shape(1) == y.shape(1), "residual: like y");
+        }
+        const RowsArgs r{rows, x.data(), x.stride(0), y.data(), y.stride(0), int64_t(y.shape(1))};
+        const CombineArgs a{
+            r, top_k, weights.data(), place.data(), residual ? residual->data() : nullptr, residual ? residual->stride(0) : 0};
+        const KernelTable& kernels = best_kernels(isa.c_str());
+        run_threads(threads, 0, [&](int ith, int nth, uint8_t*) { kernels.combine(a, ith, nth); });
+      },
+      "x"_a.noconvert(), "weights"_a.noconvert(), "place"_a.noconvert(), "y"_a.noconvert(), "residual"_a.noconvert() = nb::none(),
+      "isa"_a = "", "threads"_a = 0);
 }
 
 // ---- attention ----
@@ -439,6 +540,7 @@ void bind_kernels(nb::module_& m) {
   nb::module_ kernels = m.def_submodule("kernels", "Each kernel by itself, on numpy arrays; results go into the arrays given.");
   bind_norm(kernels);
   bind_rows(kernels);
+  bind_experts(kernels);
   bind_attention(kernels);
   kernels.def(
       "embed",

@@ -293,7 +293,8 @@ Epilogue epilogue_of(const std::string& name) {
   if (name == "add") return Epilogue::add;
   if (name == "silu_mul") return Epilogue::silu_mul;
   if (name == "gelu_mul") return Epilogue::gelu_mul;
-  throw std::invalid_argument("unknown epilogue '" + name + "'; known: none, add, silu_mul, gelu_mul");
+  if (name == "gelu") return Epilogue::gelu;
+  throw std::invalid_argument("unknown epilogue '" + name + "'; known: none, add, silu_mul, gelu_mul, gelu");
 }
 
 constexpr size_t kGuard = 256;  // poisoned bytes behind each scratch
@@ -347,11 +348,13 @@ struct LinearCall {
 };
 
 nb::ndarray<nb::numpy, float> linear(Matrix x, const PackedWeight& weight, std::optional<Vector> bias, std::optional<Matrix> residual,
-                                     const std::string& epilogue, const std::string& isa, int threads) {
+                                     const std::string& epilogue, const std::string& isa, int threads, float scale) {
   LinearCall call(x, weight, kernels_for(weight, isa));
   LinearArgs& a = call.args;
   a.epilogue = epilogue_of(epilogue);
   const bool gated = a.epilogue == Epilogue::silu_mul || a.epilogue == Epilogue::gelu_mul;
+  a.scale = scale;
+  require(!gated || scale == 1.0f, "a gated epilogue has no scale");
   require(!gated || weight.w.n % 2 == 0, "a gated epilogue needs an even n: gate and up");
   const int64_t width = gated ? weight.w.n / 2 : weight.w.n;
   require(!bias || int64_t(bias->shape(0)) == weight.w.n, "bias: must have n elements");
@@ -426,9 +429,9 @@ void bind_linear(nb::module_& m) {
         "Rows of float32 [rows, k] by groups of 32: (q int8 [rows, k_padded], scale [rows, groups], sum of q [rows, groups]).\n"
         "columns int32 [k]: code i is of x[:, columns[i]].");
   m.def("linear", &linear, "x"_a.noconvert(), "weight"_a, "bias"_a.noconvert() = nb::none(), "residual"_a.noconvert() = nb::none(),
-        "epilogue"_a = "none", "isa"_a = "", "threads"_a = 0,
-        "y = epilogue(x @ weight.T + bias), float32 [rows, n] (or [rows, n / 2] for silu_mul and gelu_mul, gate channels first).\n"
-        "w4 and w8 quantise x first. epilogue: none, add (residual float32 [rows, n]), silu_mul, gelu_mul.");
+        "epilogue"_a = "none", "isa"_a = "", "threads"_a = 0, "scale"_a = 1.0f,
+        "y = epilogue((x @ weight.T + bias) * scale), float32 [rows, n] (or [rows, n / 2] for silu_mul and gelu_mul, gate channels first).\n"
+        "w4 and w8 quantise x first. epilogue: none, add (residual float32 [rows, n]), silu_mul, gelu_mul, gelu.");
   m.def("time_linear", &time_linear, "x"_a.noconvert(), "weights"_a, "repeats"_a, "isa"_a = "",
         "Seconds per product of x with each weight in turn (one shape and kind), quantisation included: for benchmarks.");
 }

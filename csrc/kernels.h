@@ -50,11 +50,13 @@ struct PackSource {
 // a float; for w8 with group 16 the kernel sums halves itself). Rows are k_padded wide, padding is zero.
 struct QuantRows { int8_t* q; float* scale; float* sum; };  // q [rows][k_padded], scale and sum [rows][k_padded/32]
 
-enum class Epilogue : int32_t { none = 0, add = 1, silu_mul = 2, gelu_mul = 3 };
+enum class Epilogue : int32_t { none = 0, add = 1, silu_mul = 2, gelu_mul = 3, gelu = 4 };
 
-// y[r][c] = (bias[c]) + sum_k x[r][k] * w[c][k]            (none)
-// y[r][c] = residual[r][c] + that                           (add; y may be the same memory as residual)
+// t[r][c] = ((bias[c]) + sum_k x[r][k] * w[c][k]) * scale, where a gated epilogue has no scale
+// y[r][c] = t[r][c]                                         (none)
+// y[r][c] = residual[r][c] + t[r][c]                        (add; y may be the same memory as residual)
 // y[r][c] = act(t[r][c]) * t[r][c + n/2], c < n/2           (silu_mul, gelu_mul (tanh form): gate rows first, then up)
+// y[r][c] = gelu(t[r][c])                                   (gelu, tanh form)
 // Arithmetic, the definition that ops/reference.py repeats:
 //  w4, w8: over the weights' groups ascending; a group is the 32-groups h of activations that it covers (or one half of one, w8 of 16):
 //            s = sum over h ascending of sx_h * float(isum_h), isum the sum of q, product and sum rounded apart
@@ -74,6 +76,7 @@ struct LinearArgs {
   const float* residual; int64_t ldr;
   Epilogue epilogue;
   uint8_t* scratch; size_t scratch_bytes;  // this thread's own, at least KernelTable::linear_scratch() bytes
+  float scale = 1.0f;
 };
 
 struct RowsArgs { int64_t rows; const float* x; int64_t ldx; float* y; int64_t ldy; int64_t width; };
@@ -86,16 +89,49 @@ struct NormArgs {
   int64_t head_dim;  // 0: the norm runs over `width`; else over each head_dim slice of it (QK norm), weight has head_dim
 };
 
-// Rotary embedding, halves form: (x[i], x[i + rot/2]) for i < rot/2 of each head; cos_sin [positions][rot]: cos then sin.
-struct RopeArgs { RowsArgs r; const int32_t* positions; const float* cos_sin; int64_t num_heads, head_dim, rot; };
+// Rotary embedding of (x[i], x[i + rot/2]), or with `pairs` of (x[2i], x[2i + 1]), for i < rot/2 of each head; cos_sin [positions][rot]: cos
+// then sin.
+struct RopeArgs { RowsArgs r; const int32_t* positions; const float* cos_sin; int64_t num_heads, head_dim, rot; bool pairs; };
 
 struct ActArgs { RowsArgs r; int kind; };  // kind 0 silu, 1 gelu tanh; x is [rows][2*width] gate then up, y [rows][width]
+
+// gelu: tanh form; scale: x * factor; soft_cap: factor * tanh(x / factor). y may be x.
+enum class Unary : int32_t { gelu = 0, scale = 1, soft_cap = 2 };
+struct UnaryArgs { RowsArgs r; Unary kind; float factor; };
+
+struct GateArgs { RowsArgs r; const float* gate; int64_t ldg; };  // y = x * sigmoid(gate[row * ldg]); y may be x
 
 struct EmbedArgs { int64_t rows; const int32_t* ids; const PackedW* w; float* y; int64_t ldy; float scale; };
 
 struct AddArgs { RowsArgs r; const float* b; int64_t ldb; };   // y = x + b
 
 struct GatherArgs { RowsArgs r; const int32_t* index; };       // y[i] = x[index[i]]
+
+// A mixture of experts, in steps: `route` chooses each row's experts; `dispatch` copies the rows, those of one expert side by side; the
+// program runs the experts' products on their runs of rows; `combine` adds what comes back. A pair is one row and one of its experts,
+// numbered row * top_k + rank.
+constexpr size_t moe_scratch(int64_t experts) { return size_t(experts + 16) * 8; }
+
+// The top_k largest logits of each row, ties to the lower id, and their weights: exp(logit - max), divided by the sum over all experts,
+// or over the chosen ones if `renormalise`. A row with a NaN has NaN weights, and some experts.
+struct RouteArgs {
+  int64_t rows; const float* logits; int64_t ld; int64_t experts, top_k; bool renormalise;
+  int32_t* chosen; float* weights;         // [rows][top_k]
+  uint8_t* scratch;                        // this thread's own, at least moe_scratch(experts) bytes
+};
+
+// Row place[p] of y, yq becomes the row of pair p of x, xq; expert e has rows offsets[e]..offsets[e + 1], by ascending pair.
+struct DispatchArgs {
+  int64_t rows, experts, top_k, width; const int32_t* chosen;
+  int32_t* place; int32_t* offsets;        // [rows][top_k], [experts + 1]
+  const float* x; int64_t ldx; float* y; int64_t ldy;  // y null: no floats wanted
+  QuantRows xq, yq; int64_t k_padded;      // yq.q null: no codes wanted
+  uint8_t* scratch;                        // this thread's own, at least moe_scratch(experts) bytes
+};
+
+// y[r] = sum over ranks ascending, from 0 and by fma, of weights[r][rank] * x[place[r][rank]]; then residual[r] + that if there is one.
+// y may be the same memory as residual.
+struct CombineArgs { RowsArgs r; int64_t top_k; const float* weights; const int32_t* place; const float* residual; int64_t ldr; };
 
 enum class KvType : int32_t { f32 = 0, bf16 = 1 };
 
@@ -123,8 +159,8 @@ struct AttentionArgs {
   float scale, soft_cap; int64_t window;
   KvLayer kv;
   uint8_t* scratch; size_t scratch_bytes;   // this thread's own, at least attention_scratch(head_dim) bytes
-  // All threads' own together, 64-byte aligned, zeroed once when it is made (each call leaves the counters zero), 256 KiB a thread
-  // is plenty. Null, or too small for a long context: a sequence's kv head is then not shared by threads; no bit changes.
+  // All threads' own together, 64-byte aligned, zeroed once when it is made (each call leaves the counters zero), 2 MiB a thread
+  // are plenty. Null, or too small for a long context: a sequence's kv head is then not shared by threads; no bit changes.
   uint8_t* shared = nullptr; size_t shared_bytes = 0;
 };
 
@@ -167,9 +203,14 @@ struct KernelTable {
   void (*norm)(const NormArgs&, int ith, int nth);
   void (*rope)(const RopeArgs&, int ith, int nth);
   void (*act)(const ActArgs&, int ith, int nth);
+  void (*unary)(const UnaryArgs&, int ith, int nth);
+  void (*gate_rows)(const GateArgs&, int ith, int nth);
   void (*embed)(const EmbedArgs&, int ith, int nth);
   void (*add)(const AddArgs&, int ith, int nth);
   void (*gather)(const GatherArgs&, int ith, int nth);
+  void (*route)(const RouteArgs&, int ith, int nth);
+  void (*dispatch)(const DispatchArgs&, int ith, int nth);
+  void (*combine)(const CombineArgs&, int ith, int nth);
   void (*kv_write)(const KvWriteArgs&, int ith, int nth);
   size_t (*attention_scratch)(int64_t head_dim);
   void (*attention)(const AttentionArgs&, int ith, int nth);

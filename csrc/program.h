@@ -41,7 +41,24 @@ class KvPool {
   Arena arena_;
 };
 
-enum class Op : int32_t { embed, norm, quantize, linear, rope, act, add, gather, kv_write, attention };
+enum class Op : int32_t {
+  embed,
+  norm,
+  quantize,
+  linear,
+  rope,
+  act,
+  unary,
+  gate_rows,
+  add,
+  gather,
+  kv_write,
+  attention,
+  route,
+  dispatch,
+  experts,
+  combine
+};
 
 // A matrix in the arena: byte offset and floats from row to row. offset -1: absent.
 struct Ref {
@@ -54,23 +71,35 @@ struct QuantRef {
   int64_t q = -1, scale = 0, sum = 0;
 };
 
+// What a mixture's instructions tell each other (see kernels.h): byte offsets in the arena.
+struct RouteRef {
+  int64_t chosen = -1, weights = -1, place = -1, offsets = -1;
+};
+
+using Matrices = std::vector<const PackedW*>;  // of one product, side by side
+
 struct Instruction {
   Op op = Op::embed;
-  int stage = 0;  // 0: all tokens of the batch; 1: the head, on the picked rows
-  Ref x, y, b;    // b: second operand, residual, or V
-  QuantRef xq;
+  int stage = 0;      // 0: all tokens of the batch; 1: the head, on the picked rows
+  int64_t times = 1;  // rows of x and y for each of them
+  Ref x, y, b;        // b: second operand, residual, V, or gates
+  QuantRef xq, yq;
+  RouteRef route;
+  int64_t top_k = 0;
+  std::vector<Matrices> experts;
   const PackedW* w = nullptr;
   const float* weight = nullptr;  // norm weight, rope table
   const float* bias = nullptr;
   const int32_t* columns = nullptr;  // quantize: the order that a weight's inputs are stored in
-  int64_t width = 0, heads = 0, head_dim = 0, rot = 0, positions = 0, layer = 0, window = 0;
+  int64_t width = 0, heads = 0, head_dim = 0, rot = 0, layer = 0, group = 0, window = 0;
   float eps = 0, scale = 1, soft_cap = 0;
-  int kind = 0;  // activation
-  bool layer_norm = false, store = true;
+  int kind = 0;  // activation, or Unary
+  bool layer_norm = false, store = true, pairs = false, by_position = false, renormalise = false;
   Epilogue epilogue = Epilogue::none;
 };
 
-// The integers of one step; see octavo/ops/batch.py.
+// The integers of one step; see octavo/ops/batch.py. slots and block_table: those of group 0; group g's come g * tokens, or
+// g * seqs * ld_block_table, later.
 struct StepInput {
   int64_t tokens = 0, seqs = 0, ld_block_table = 0, rows = 0;
   const int32_t *input_ids = nullptr, *positions = nullptr, *slots = nullptr, *query_start = nullptr, *seq_lens = nullptr,
@@ -95,9 +124,14 @@ class Program {
 
  private:
   void execute(const Instruction& in, const StepInput& step, int ith, int nth);
+  void linear(const Instruction& in, const RowsArgs& r, int ith, int nth);
+  void attention(const Instruction& in, const RowsArgs& r, const StepInput& step, int ith, int nth);
+  void dispatch(const Instruction& in, const RowsArgs& r, int64_t rows, int ith, int nth);
+  void experts(const Instruction& in, const RowsArgs& r, int ith, int nth);
   const float* floats(const Ref& ref) const { return reinterpret_cast<const float*>(arena_.data() + ref.offset); }
   float* out(const Ref& ref) const { return reinterpret_cast<float*>(arena_.data() + ref.offset); }
-  QuantRows quant(const QuantRef& ref) const;
+  int32_t* ints(int64_t offset) const { return reinterpret_cast<int32_t*>(arena_.data() + offset); }
+  QuantRows quant(const QuantRef& ref, int64_t row = 0, int64_t k_padded = 0) const;
 
   const KernelTable& kernels_;
   const KvPool& kv_;

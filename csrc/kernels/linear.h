@@ -68,7 +68,7 @@ inline Share share_of(int64_t tiles, int64_t rows, int ith, int nth) {
 inline F load_some(const float* p, int64_t n) { return n >= kLanes ? load(p) : load_n(p, int(n)); }
 inline void store_some(float* p, F v, int64_t n) { n >= kLanes ? store(p, v) : store_n(p, v, int(n)); }
 
-// y[.., c ...] from `count` finished tiles, for Epilogue none and add.
+// y[.., c ...] from `count` finished tiles, for Epilogue none, add and gelu.
 inline void finish_plain(const LinearArgs& a, const float* acc, int64_t row, int64_t rows, int64_t tile, int count) {
   const int64_t n = a.w->n;
   for (int t = 0; t < count; ++t) {
@@ -77,7 +77,9 @@ inline void finish_plain(const LinearArgs& a, const float* acc, int64_t row, int
     for (int64_t i = 0; i < rows; ++i) {
       F v = load(acc + i * kAccRow + t * kLanes);
       if (a.bias) v = octavo::OCTAVO_NS::add(v, bias);
+      if (a.scale != 1.0f) v = mul(v, set1(a.scale));
       if (a.epilogue == Epilogue::add) v = octavo::OCTAVO_NS::add(load_some(a.residual + (row + i) * a.ldr + c, valid), v);
+      if (a.epilogue == Epilogue::gelu) v = gelu_tanh(v);
       store_some(a.y + (row + i) * a.ldy + c, v, valid);
     }
   }

@@ -1,7 +1,8 @@
-// Rotary position embedding, halves form, over the first `rot` elements of each head; the rest of a head is copied.
+// Rotary position embedding of the first `rot` elements of each head, in halves or in pairs; the rest of a head is copied.
 //
 // x, y [rows][num_heads * head_dim] fp32, positions [rows], cos_sin [positions][rot]: rot / 2 cosines, then rot / 2 sines.
-// y may be x. y[i] = fma(x[i], cos, -(x[i + rot/2] * sin)), y[i + rot/2] = fma(x[i + rot/2], cos, x[i] * sin).
+// y may be x. y[i] = fma(x[i], cos, -(x[i + rot/2] * sin)), y[i + rot/2] = fma(x[i + rot/2], cos, x[i] * sin);
+// in pairs likewise with x[2i] and x[2i + 1].
 #include "kernels/decl.h"
 #include "kernels/split.h"
 #include "simd.h"
@@ -23,6 +24,19 @@ void rotate(const float* x, const float* cosines, const float* sines, float* y, 
   store_n(y + half + i, fma(b, c, mul(a, s)), n);
 }
 
+// The same of neighbours: parted into two vectors, and put together again.
+void rotate_pairs(const float* x, const float* cosines, const float* sines, float* y, int64_t half) {
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int n = int(half - i < kLanes ? half - i : kLanes);
+    float first[kLanes] = {}, second[kLanes] = {};
+    for (int j = 0; j < n; ++j) first[j] = x[2 * (i + j)], second[j] = x[2 * (i + j) + 1];
+    const F a = load(first), b = load(second), c = load_n(cosines + i, n), s = load_n(sines + i, n);
+    store(first, fma(a, c, neg(mul(b, s))));
+    store(second, fma(b, c, mul(a, s)));
+    for (int j = 0; j < n; ++j) y[2 * (i + j)] = first[j], y[2 * (i + j) + 1] = second[j];
+  }
+}
+
 }  // namespace
 
 void rope(const RopeArgs& a, int ith, int nth) {
@@ -32,7 +46,7 @@ void rope(const RopeArgs& a, int ith, int nth) {
     const float* table = a.cos_sin + a.positions[r] * a.rot;
     const float* x = a.r.x + r * a.r.ldx + at;
     float* y = a.r.y + r * a.r.ldy + at;
-    rotate(x, table, table + a.rot / 2, y, a.rot / 2);
+    a.pairs ? rotate_pairs(x, table, table + a.rot / 2, y, a.rot / 2) : rotate(x, table, table + a.rot / 2, y, a.rot / 2);
     if (x != y && a.rot < a.head_dim) std::memcpy(y + a.rot, x + a.rot, size_t(a.head_dim - a.rot) * 4);
   }
 }

@@ -161,6 +161,15 @@ class ServerArgs:
         check_options(self)
 
 
+MOST_FLOAT = 3.4e38
+
+
+def shortened(value: object) -> str:
+    """A value out of a file, fit for a line of a message."""
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
 class HFConfig:
     """A checkpoint's configuration under Hugging Face's keys, read with a type check at the point of use.
 
@@ -175,23 +184,26 @@ class HFConfig:
         return self.raw.get(key) is not None
 
     def read(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The value of `key`; ConfigError if it is absent without a default, or not of `kind` (ints pass as floats)."""
+        """The value of `key`; ConfigError if it is absent without a default, or not of `kind` (ints pass as floats, which must be finite)."""
         value = self.raw.get(key)
         if value is None:
             if default is None:
                 raise ConfigError(f"{self.source}: key {key!r} is missing; it must be {kind.__name__}")
             return default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if kind is float and number:
+            if not abs(value) < MOST_FLOAT:
+                raise ConfigError(f"{self.source}: {key} = {shortened(value)}: must be a finite number that float32 holds")
             return float(value)  # type: ignore[return-value]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ConfigError(f"{self.source}: {key} = {value!r}: must be {kind.__name__}")
+            raise ConfigError(f"{self.source}: {key} = {shortened(value)}: must be {kind.__name__}")
         return value
 
     def size(self, key: str, default: int | None = None, high: int = 1 << 24) -> int:
         """A count or width: an integer in 1..high."""
         value = self.read(key, int, default)
         if not 1 <= value <= high:
-            raise ConfigError(f"{self.source}: {key} = {value}: must be in 1..{high}")
+            raise ConfigError(f"{self.source}: {key} = {shortened(value)}: must be in 1..{high}")
         return value
 
     @property
@@ -212,11 +224,46 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """The KV pool: `num_blocks` blocks of `block_size` tokens."""
+    """The KV pool: `num_blocks` blocks of `block_size` tokens.
+
+    windows: of each group of layers, how many positions it sees, 0 for all. A sequence takes blocks for each group, all from this one pool.
+    """
 
     block_size: int
     num_blocks: int
     enable_prefix_caching: bool = True
+    windows: tuple[int, ...] = (0,)
+
+    def most_blocks(self, num_tokens: int, chunk: int) -> int:
+        """Blocks that one sequence of `num_tokens` holds at most at any moment, over all groups, in steps of at most `chunk` tokens."""
+        whole = -(-num_tokens // self.block_size)
+        chunk = min(chunk, num_tokens)
+        return sum(min(whole, window_blocks(w, chunk, self.block_size)) if w else whole for w in self.windows)
+
+    def longest_sequence(self, chunk: int, most: int) -> int:
+        """Tokens of the longest sequence that the pool can hold, at most `most`."""
+        low, high = 0, -(-most // self.block_size)  # in blocks: `low` fit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.most_blocks(middle * self.block_size, chunk) <= self.num_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return min(low * self.block_size, most)
+
+    def num_kv_tokens(self, num_tokens: int, chunk: int) -> int:
+        """Tokens that the pool holds in sequences of `num_tokens`: a window's group holds only the last of them."""
+        whole = -(-num_tokens // self.block_size) * self.block_size
+        return self.num_blocks * whole // self.most_blocks(whole, chunk)
+
+
+def window_blocks(window: int, chunk: int, block_size: int) -> int:
+    """Blocks that a group holds at most for one sequence in a step of `chunk` tokens.
+
+    The first of them sees `window` - 1 tokens before it, and one more is kept for a fork that computes the token before it again. These
+    window + chunk tokens may begin at any place in a block.
+    """
+    return (window + chunk - 2) // block_size + 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,27 +287,32 @@ class EngineConfig:
 
     @staticmethod
     def resolve(
-        args: EngineArgs, *, context_length: int, kv_bytes_per_token: int, kv_dtype: str, num_cpus: int
+        args: EngineArgs, *, context_length: int, kv_bytes_per_token: int, kv_dtype: str, num_cpus: int, windows: tuple[int, ...] = (0,)
     ) -> EngineConfig:
         """Sections from arguments, the model's numbers and the machine.
 
-        `context_length` in tokens is the model's; `kv_bytes_per_token` over all layers, K and V. Raises ConfigError when max_model_len exceeds the
-        context, or when the KV memory cannot hold even one request of max_model_len.
+        `context_length` in tokens is the model's; `kv_bytes_per_token` over the layers of one block, K and V; `windows`: see CacheConfig. Raises
+        ConfigError when max_model_len exceeds the context, or when the KV memory cannot hold even one request of max_model_len.
         """
         max_model_len = args.max_model_len or context_length
         if max_model_len > context_length:
             raise ConfigError(f"max_model_len = {max_model_len}: the model's context is {context_length} tokens")
         block_bytes = kv_bytes_per_token * args.block_size
-        num_blocks = kv_memory(args.kv_cache_memory) // block_bytes
-        needed = -(-max_model_len // args.block_size)
-        if num_blocks < needed:
+        cache = CacheConfig(
+            block_size=args.block_size,
+            num_blocks=kv_memory(args.kv_cache_memory) // block_bytes,
+            enable_prefix_caching=args.enable_prefix_caching,
+            windows=windows,
+        )
+        budget = args.max_num_batched_tokens or 512
+        longest = cache.longest_sequence(budget, max_model_len)
+        if longest < max_model_len:
             if args.max_model_len is not None or args.kv_cache_memory != "auto":
                 raise ConfigError(
-                    f"kv_cache_memory = {args.kv_cache_memory}: holds {num_blocks * args.block_size} tokens, but max_model_len = {max_model_len} "
-                    f"needs {needed * block_bytes} bytes; raise it or lower max_model_len"
+                    f"kv_cache_memory = {args.kv_cache_memory}: holds {longest} tokens, but max_model_len = {max_model_len} "
+                    f"needs {cache.most_blocks(max_model_len, budget) * block_bytes} bytes; raise it or lower max_model_len"
                 )
-            max_model_len = max(1, num_blocks) * args.block_size
-        budget = args.max_num_batched_tokens or 512
+            max_model_len = max(longest, args.block_size)
         return EngineConfig(
             scheduler=SchedulerConfig(
                 max_num_seqs=min(args.max_num_seqs, budget),
@@ -269,7 +321,7 @@ class EngineConfig:
                 max_num_queued_requests=args.max_num_queued_requests,
                 policy=args.scheduling_policy,
             ),
-            cache=CacheConfig(block_size=args.block_size, num_blocks=num_blocks, enable_prefix_caching=args.enable_prefix_caching),
+            cache=cache,
             device=DeviceConfig(
                 backend=args.backend, isa=args.isa, num_threads=args.num_threads or num_cpus, pin_threads=args.pin_threads
             ),

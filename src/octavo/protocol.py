@@ -103,6 +103,7 @@ class EngineReady(_Message):
     block_size: int
     num_blocks: int
     kv_cache_bytes: int
+    kv_cache_tokens: int  # that fit, in sequences of max_model_len
     weights_bytes: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -152,7 +153,7 @@ class StepStats(msgspec.Struct, array_like=True):
     num_blocks: int
     num_used_blocks: int  # held by running requests
     num_cached_blocks: int  # held by nobody, reusable by a matching prefix
-    num_kv_tokens: int  # tokens in used blocks
+    num_kv_tokens: int  # tokens in used blocks, once for each group of layers
     prefix_queries: int  # tokens
     prefix_hits: int  # tokens
     num_preemptions: int
@@ -235,20 +236,21 @@ class ScheduledRequest(msgspec.Struct, array_like=True):
     """One request's share of a step: compute `token_ids`, which sit at num_computed_tokens.. in the sequence.
 
     `samples`: the last of them is the last known token, so the step ends by sampling the next one.
-    `block_ids`: the whole block table as it is for this step.
+    `block_ids`: for each group of layers the whole block table as it is for this step. Blocks that the group's window has left behind
+    stand in it as 0 and are not to be read.
     `num_prompt_logprobs`: rows of this step whose target is a prompt token and must be scored, or None.
     """
 
     request_id: str
     token_ids: list[int]
     num_computed_tokens: int
-    block_ids: list[int]
+    block_ids: list[list[int]]
     samples: bool
     prompt_logprobs: int | None = None
 
 
 class BlockCopy(msgspec.Struct, array_like=True):
-    """Copy one block's K and V, all layers, before the step computes anything (copy on write)."""
+    """Copy one block's K and V, all its layers, before the step computes anything (copy on write)."""
 
     source: int
     target: int

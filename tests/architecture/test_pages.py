@@ -14,7 +14,8 @@ from octavo.cli.__main__ import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "octavo"
-PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "docs/options.md")]
+NAMES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "docs/options.md", "docs/models.md")
+PAGES = [ROOT / name for name in NAMES]
 
 
 def rooms_on_the_page() -> dict[str, set[str]]:
@@ -36,7 +37,10 @@ def rooms_in_the_tree() -> dict[str, set[str]]:
 
 
 def test_the_rooms_on_the_page_are_those_of_the_tree() -> None:
-    assert rooms_on_the_page() == rooms_in_the_tree()
+    """But for the models, of which the page names an example: a new family is one file, and docs/models.md is generated."""
+    page, tree = rooms_on_the_page(), rooms_in_the_tree()
+    assert page.pop("models") <= tree.pop("models")
+    assert page == tree
 
 
 def test_the_page_stays_a_page() -> None:

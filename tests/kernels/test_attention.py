@@ -135,6 +135,8 @@ SHAPES = [
     Shape(heads=2, kv_heads=2, dim=24, window=1),
     Shape(heads=6, kv_heads=2, soft_cap=5.0),
     Shape(heads=4, kv_heads=2, dim=80, soft_cap=30.0, window=130, bf16=True),
+    Shape(heads=4, kv_heads=1, dim=256, window=150, soft_cap=50.0, bf16=True),
+    Shape(heads=4, kv_heads=4, dim=96, window=64, soft_cap=20.0),
     Shape(heads=100, kv_heads=1, dim=16),
 ]
 
@@ -225,6 +227,30 @@ def test_a_later_token_of_garbage_is_not_seen_by_earlier_rows():
     (out,) = attend(shape, [bad])
     assert out[:123].tobytes() == clean[:123].tobytes()
     assert not np.isfinite(out[123:]).any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize(("length", "rows", "window"), [(700, 1, 100), (700, 5, 129), (300, 40, 17), (530, 1, 512)])
+def test_blocks_behind_the_window_are_not_looked_at(isa, block_size, length, rows, window):
+    """Their entries are 0, block 0 is full of NaN, and the bits are those of a table that still has them."""
+    shape = Shape(bf16=True, window=window, block_size=block_size, soft_cap=10.0)
+    s = make(np.random.default_rng(8), shape, length, rows)
+    (expected,) = attend(shape, [s], isa=isa)
+    count = -(-length // block_size)
+    k_cache, v_cache = new_cache(shape, count + 1)
+    t = np.arange(length)
+    kernels.kv_write(s.k, s.v, (t + block_size).astype(np.int32), k_cache, v_cache, isa=isa)
+    table = np.arange(1, count + 1, dtype=np.int32)[None]
+    table[:, : (length - rows - window + 1) // block_size] = 0
+    assert (table == 0).any() or block_size == 64
+    for threads in (1, 3):
+        y = np.empty_like(s.q[length - rows :])
+        kernels.attention(
+            s.q[length - rows :], y, np.array([0, rows], np.int32), np.array([length], np.int32), table, k_cache, v_cache,
+            shape.scale, shape.soft_cap, window, isa=isa, threads=threads,
+        )  # fmt: skip
+        assert y.tobytes() == expected.tobytes()
 
 
 def test_output_may_be_the_query():

@@ -211,6 +211,23 @@ def test_gates(isa: str, form: Form, epilogue: str, half: int) -> None:
             assert (np.abs(y - activated(t, epilogue)) <= 1e-6 * scale + 1e-37).all()
 
 
+@every_isa
+@pytest.mark.parametrize("form", [W4, Form(WeightKind.W8, 32), *PLAIN], ids=str)
+def test_scale_and_gelu_in_the_product_are_those_after_it(isa: str, form: Form) -> None:
+    w = shaped(form, 37, 64)
+    packed, bias = pack(w, isa), np.random.default_rng(5).standard_normal(37).astype(np.float32)
+    for count in (1, 5, 70):
+        x = rows(count, w.k) * np.float32(0.01)
+        for b in (None, bias):
+            t = _native.linear(x, packed, b, isa=isa)
+            apart = np.empty_like(t)
+            _native.kernels.unary(t, apart, 0, isa=isa)
+            assert _native.linear(x, packed, b, epilogue="gelu", isa=isa).tobytes() == apart.tobytes()
+            _native.kernels.unary(t, apart, 1, 0.22, isa=isa)
+            assert _native.linear(x, packed, b, isa=isa, scale=0.22).tobytes() == apart.tobytes()
+            assert _native.linear(x, packed, b, apart, "add", isa, scale=0.22).tobytes() == (apart + apart).tobytes()
+
+
 def test_no_rows() -> None:
     y = _native.linear(np.empty((0, 32), np.float32), pack(weight(W4, 5, 32), ""))
     assert y.shape == (0, 5)
@@ -271,6 +288,7 @@ class TestRefusals:
         self.refuse(ValueError, "silu_mul", self.x, self.packed, epilogue="relu")
         odd = pack(weight(W4, 7, 64), "portable")
         self.refuse(ValueError, "even", self.x, odd, epilogue="silu_mul")
+        self.refuse(ValueError, "scale", self.x, self.packed, epilogue="silu_mul", scale=2.0)
 
     def test_isa(self) -> None:
         self.refuse(ValueError, "portable", self.x, self.packed, isa="sse9")

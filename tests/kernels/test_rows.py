@@ -84,18 +84,22 @@ def test_norm_with_quantisation_is_norm_then_quantisation(isa, width, head_dim):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("head_dim", "rot"), [(64, 64), (64, 32), (80, 20), (8, 6), (128, 128), (24, 2)])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_rope(isa, head_dim, rot, in_place):
+@pytest.mark.parametrize("pairs", [False, True])
+def test_rope(isa, head_dim, rot, in_place, pairs):
     heads, rows = 3, 6
     x = normal(1, rows, heads * head_dim)
     angles = np.random.default_rng(2).uniform(0, 6, size=(50, rot // 2))
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     positions = np.array([0, 49, 7, 7, 3, 20], np.int32)
     wide = x.reshape(rows, heads, head_dim).astype(np.float64)
-    a, b = wide[..., : rot // 2], wide[..., rot // 2 : rot]
+    one, other = (slice(0, rot, 2), slice(1, rot, 2)) if pairs else (slice(rot // 2), slice(rot // 2, rot))
+    a, b = wide[..., one], wide[..., other]
     cos, sin = (table[positions][:, None, i * (rot // 2) : (i + 1) * (rot // 2)] for i in (0, 1))
-    expected = np.concatenate([a * cos - b * sin, b * cos + a * sin, wide[..., rot:]], axis=-1).reshape(rows, -1)
+    expected = wide.copy()
+    expected[..., one], expected[..., other] = a * cos - b * sin, b * cos + a * sin
+    expected = expected.reshape(rows, -1)
     y, memory = (x, None) if in_place else poisoned(rows, heads * head_dim)
-    kernels.rope(x, y, positions, table, head_dim, isa=isa, threads=2)
+    kernels.rope(x, y, positions, table, head_dim, pairs, isa=isa, threads=2)
     np.testing.assert_allclose(y, expected, atol=8 * ULP, rtol=0)
     assert memory is None or np.isnan(memory[:, heads * head_dim :]).all()
 
@@ -127,6 +131,43 @@ def test_activations_pass_nan_on(isa):
         y = np.zeros((2, 2), np.float32)
         kernels.act(x, y, kind, isa=isa)
         assert np.isnan(y).tolist() == [[True, False], [False, True]]
+
+
+UNARY = {"gelu": (0, 1.0), "scale": (1, 0.22), "soft_cap": (2, 30.0), "tight soft_cap": (2, 0.5)}
+
+
+def unary_reference(x, kind, factor):
+    x = x.astype(np.float64)
+    if kind == 0:
+        return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return x * np.float32(factor) if kind == 1 else factor * np.tanh(x / factor)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_unary(isa, width, name, in_place):
+    kind, factor = UNARY[name]
+    x = normal(width, 3, width) * np.float32(4)
+    x[0, 0], x[1, 0], x[2, width - 1] = 80, -80, 0
+    expected = unary_reference(x, kind, factor)
+    y, memory = (x, None) if in_place else poisoned(3, width)
+    kernels.unary(x, y, kind, factor, isa=isa, threads=2)
+    # Within 16 ulp, as the gates above; what is only multiplied is rounded once.
+    np.testing.assert_allclose(y, expected, rtol=ULP if kind == 1 else 16 * ULP, atol=64 * ULP if kind == 0 else 0)
+    assert memory is None or np.isnan(memory[:, width:]).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_gate_rows(isa, width):
+    x, gates = normal(1, 5, width), np.array([[0.3], [-2.5], [100.0], [-100.0], [np.nan]], np.float32)
+    y, memory = poisoned(5, width)
+    kernels.gate_rows(x, gates, y, isa=isa, threads=2)
+    expected = x.astype(np.float64) / (1 + np.exp(-gates.astype(np.float64)))
+    np.testing.assert_allclose(y[:4], expected[:4], rtol=8 * ULP, atol=1e-37)
+    assert np.isnan(y[4]).all() and np.isnan(memory[:, width:]).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -195,12 +236,16 @@ def test_rows_do_not_depend_on_each_other(isa):
 
     def run(rows, threads):
         part, at = np.ascontiguousarray(x[rows]), np.ascontiguousarray(positions[rows])
-        out = [np.empty((len(part), w), np.float32) for w in (width, width, width, 1200)]
+        out = [np.empty((len(part), w), np.float32) for w in (width, width, width, 1200, 1200, 1200, 1200, 1200, 1200)]
         half = np.ascontiguousarray(part[:, :width])
         kernels.norm(half, out[0], weight, 1e-5, isa=isa, threads=threads)
         kernels.norm(half, out[1], weight, 1e-5, layer_norm=True, isa=isa, threads=threads)
         kernels.act(part, out[2], isa=isa, threads=threads)
         kernels.rope(part, out[3], at, table, 24, isa=isa, threads=threads)
+        kernels.rope(part, out[4], at, table, 24, True, isa=isa, threads=threads)
+        for i, (kind, factor) in enumerate([(0, 1.0), (1, 0.3), (2, 5.0)]):
+            kernels.unary(part, out[5 + i], kind, factor, isa=isa, threads=threads)
+        kernels.gate_rows(part, np.ascontiguousarray(part[:, :1]), out[8], isa=isa, threads=threads)
         return out
 
     whole = run(slice(0, 9), 1)
@@ -227,5 +272,9 @@ def test_malformed_arguments_are_refused():
         kernels.gather(x, y, np.array([0, 2], np.int32))
     with pytest.raises(ValueError, match="positions"):
         kernels.rope(x, y, np.array([0, 4], np.int32), np.zeros((4, 8), np.float32), 8)
+    with pytest.raises(ValueError, match="kind"):
+        kernels.unary(x, y, 3)
+    with pytest.raises(ValueError, match="gate"):
+        kernels.gate_rows(x, x, y)
     with pytest.raises(TypeError):
         kernels.add(x.astype(np.float64), x, y)

@@ -107,7 +107,7 @@ class FakeEngine:
 
     async def start(self) -> EngineReady:
         return EngineReady(
-            max_model_len=CONTEXT, vocab_size=VOCAB, block_size=16, num_blocks=512, kv_cache_bytes=1, weights_bytes=1, max_num_seqs=64,
+            max_model_len=CONTEXT, vocab_size=VOCAB, block_size=16, num_blocks=512, kv_cache_bytes=1, kv_cache_tokens=8192, weights_bytes=1, max_num_seqs=64,
             max_num_batched_tokens=512, num_threads=1, backend="played", phases=[Phase("load", 0.0)], pid=1,
         )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """A runner without a model: its next token is a hash of all tokens before it, and its KV memory is a table of what was written.
 
-Each slot of each block remembers which token was written there, at which position, and the hash of the whole prefix up to it
-(with the salt). So a step can be checked exactly: what a request reads through its block table must be its own prefix, slot by
-slot. Any mix-up of blocks, a missing copy, a block reused too early or a stale hit shows at the first read.
+Each slot of each block remembers which token was written there, for which group of layers, at which position, and the hash of the
+whole prefix up to it (with the salt). So a step can be checked exactly: what a request reads through its block tables must be its own
+prefix, slot by slot, in each group as far back as the step's first token sees. Any mix-up of blocks or groups, a missing copy, a block
+given back or reused too early or a stale hit shows at the first read.
 
 Knows the plan and the result only; it never looks into the engine.
 """
@@ -53,11 +54,17 @@ def next_token(prompt_and_output: list[int], seed: int, vocab_size: int) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") % vocab_size
 
 
+def first_seen(position: int, window: int) -> int:
+    """The first position that the token at `position` sees."""
+    return max(0, position - window + 1) if window else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """What one slot of a block holds."""
 
     token_id: int
+    group: int
     position: int
     prefix: int
     is_garbage: bool = False  # written by a step that failed, or by a request whose numbers went wrong
@@ -91,8 +98,11 @@ class Faults:
 class FakeRunner:
     """`salts` maps request ids to their salt: the runner need not know salts, but the check of its memory does."""
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int, rng: random.Random) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, vocab_size: int, rng: random.Random, windows: tuple[int, ...]
+    ) -> None:
         self.block_size = block_size
+        self.windows = windows
         self.vocab_size = vocab_size
         self.rng = rng
         self.blocks: list[list[Slot | None]] = [[None] * block_size for _ in range(num_blocks)]
@@ -160,21 +170,33 @@ class FakeRunner:
         require(start < end <= len(known.token_ids), f"{name}: {len(known.token_ids)} tokens are known")
         require(scheduled.token_ids == known.token_ids[start:end], f"{name}: other tokens than the known ones")
         require(scheduled.samples == (end == len(known.token_ids)), f"{name}: samples = {scheduled.samples}")
-        require(len(scheduled.block_ids) * self.block_size >= end, f"{name}: only {len(scheduled.block_ids)} blocks")
-        require(len(set(scheduled.block_ids)) == len(scheduled.block_ids), f"{name}: a block twice")
-        for position in range(start, end):
-            block = self.blocks[scheduled.block_ids[position // self.block_size]]
-            prefix = known.prefix(position + 1)
-            block[position % self.block_size] = Slot(known.token_ids[position], position, prefix, is_garbage)
+        require(len(scheduled.block_ids) == len(self.windows), f"{name}: {len(scheduled.block_ids)} tables")
+        seen = self.seen_blocks(scheduled)
+        require(len(set(seen)) == len(seen), f"{name}: a block twice")
+        for group, table in enumerate(scheduled.block_ids):
+            require(len(table) * self.block_size >= end, f"{name}: only {len(table)} blocks")
+            unseen = first_seen(max(0, start - 1), self.windows[group]) // self.block_size
+            require(not any(table[:unseen]), f"{name}: keeps blocks that nobody sees: {table}")
+            for position in range(start, end):
+                block = self.blocks[table[position // self.block_size]]
+                slot = Slot(known.token_ids[position], group, position, known.prefix(position + 1), is_garbage)
+                block[position % self.block_size] = slot
+
+    def seen_blocks(self, scheduled: ScheduledRequest) -> list[int]:
+        """All that the step's tokens of this request see or write."""
+        tables = zip(scheduled.block_ids, self.windows, strict=True)
+        start, size = scheduled.num_computed_tokens, self.block_size
+        return [block for table, window in tables for block in table[first_seen(start, window) // size :]]
 
     def _check_read(self, scheduled: ScheduledRequest) -> None:
-        """After all of the step's writes: the request sees exactly its own prefix."""
-        known = self.known[scheduled.request_id]
-        for position in range(scheduled.num_computed_tokens + len(scheduled.token_ids)):
-            block_id = scheduled.block_ids[position // self.block_size]
-            found = self.blocks[block_id][position % self.block_size]
-            wanted = Slot(known.token_ids[position], position, known.prefix(position + 1))
-            require(found == wanted, scheduled.request_id, "reads in block", block_id, found, "and not", wanted)
+        """After all of the step's writes: in each group the request sees exactly its own prefix, as far as its window reaches."""
+        known, start = self.known[scheduled.request_id], scheduled.num_computed_tokens
+        for group, table in enumerate(scheduled.block_ids):
+            for position in range(first_seen(start, self.windows[group]), start + len(scheduled.token_ids)):
+                block_id = table[position // self.block_size]
+                found = self.blocks[block_id][position % self.block_size]
+                wanted = Slot(known.token_ids[position], group, position, known.prefix(position + 1))
+                require(found == wanted, scheduled.request_id, "reads in block", block_id, found, "and not", wanted)
 
     def _sample(self, scheduled: ScheduledRequest, faults: Faults) -> SampledToken:
         request_id = scheduled.request_id
@@ -198,8 +220,11 @@ class FakeRunner:
     def _fail(self, plan: SchedulerOutput) -> None:
         """Nobody knows how far the step came: whatever it was to write may hold anything."""
         for scheduled in plan.scheduled:
-            if scheduled.request_id in self.known:
-                self._write(scheduled, is_garbage=True)
+            start = scheduled.num_computed_tokens
+            for group, table in enumerate(scheduled.block_ids):
+                for position in range(start, start + len(scheduled.token_ids)):
+                    block = self.blocks[table[position // self.block_size]]
+                    block[position % self.block_size] = Slot(-1, group, position, 0, is_garbage=True)
         self._expect_rerelease(plan)
         raise StepFailed("the device fell over")
 

@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from fake_client import FakeClient, Stream, expect
-from fake_runner import FakeRunner, Faults, StepFailed, Violation, require
+from fake_runner import FakeRunner, Faults, StepFailed, Violation, first_seen, require
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.core import EngineCore
@@ -48,9 +48,10 @@ class World:
     def __init__(self, rng: random.Random) -> None:
         self.block_size = rng.choice((1, 2, 3, 4, 4, 8))
         self.max_model_len = rng.choice((2, 8, 24, 40, 60))
-        fits = -(-self.max_model_len // self.block_size)  # one request of full length
-        self.num_blocks = rng.choice((max(1, fits - 1), fits, fits + 1, fits + fits // 4, 2 * fits, 2 * fits, 5 * fits))
         self.max_num_batched_tokens = rng.choice((1, 4, 6, 8, 16, 64))
+        self.windows = self._draw_windows(rng) if rng.random() < 0.6 else (0,)
+        fits = self.most_blocks(self.max_model_len)  # one request of full length
+        self.num_blocks = rng.choice((max(1, fits - 1), fits, fits + 1, fits + fits // 4, 2 * fits, 2 * fits, 5 * fits))
         self.max_num_seqs = rng.choice((1, 3, 8, 8, 16))
         self.seats = min(self.max_num_seqs, self.max_num_batched_tokens)
         self.max_num_queued_requests = rng.choice((1, 3, 30, 100))
@@ -72,14 +73,16 @@ class World:
         self.disorder = rng.random() < 0.2  # requests that arrive late, before their elders
         if rng.random() < 0.35:
             self._overrun(rng)
+        elif rng.random() < 0.08:
+            self._crowd_windows(rng)
 
     def _overrun(self, rng: random.Random) -> None:
         """Many want much at once, and the pool holds little more than one of them."""
         self.max_model_len = rng.choice((24, 40, 60))
-        fits = -(-self.max_model_len // self.block_size)
-        self.num_blocks = rng.choice((fits, fits + 1, fits + fits // 4, 2 * fits))
         # With a small budget prompts take many steps, in which the requests before them grow.
         self.max_num_batched_tokens = rng.choice((2, 3, 4, 8, 64))
+        fits = self.most_blocks(self.max_model_len)
+        self.num_blocks = rng.choice((fits, fits + 1, fits + fits // 4, 2 * fits))
         self.max_num_seqs = self.seats = min(self.max_num_batched_tokens, rng.choice((3, 4)))
         self.longest_prompt = rng.choice((3, max(1, self.max_model_len // 2)))
         self.longest_output = self.max_model_len
@@ -90,6 +93,33 @@ class World:
         self.faults = rng.choice((0.0, 0.02))
         self.max_num_queued_requests = 30
 
+    def _crowd_windows(self, rng: random.Random) -> None:
+        """Siblings share the blocks of a window, move on, and then share nothing any more: the pool must have room for that."""
+        self.block_size = rng.choice((1, 2))
+        self.windows = rng.choice(((11,), (7,), (7, 11)))
+        self.max_model_len = 60
+        self.max_num_batched_tokens = rng.choice((3, 4))
+        self.max_num_seqs = self.seats = 3
+        self.num_blocks = self.most_blocks(self.max_model_len) + rng.choice((0, 2, 5, 9))
+        self.longest_prompt, self.longest_output = 30, 60
+        self.stops = (0,)
+        self.scores = self.faults = 0.0
+        self.families = 0.9
+        self.max_preemptions = rng.choice((0, 1))
+
+    def _draw_windows(self, rng: random.Random) -> tuple[int, ...]:
+        """Groups as models have them: one window for all, some layers with one, two kinds of windows; of all lengths that may matter."""
+        size = self.block_size
+        lengths = (1, 2, size, size + 1, 2 * size, 2 * size + 1, 2 * size + 3, 5, 7, 11, self.max_model_len, 1000)
+        one, other = rng.choice(lengths), rng.choice(lengths)
+        return rng.choice(((one,), (one,), (0, one), (one, 0), (0, one, one), (one, other), (0, 0), (0, one, other, 0)))
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """Blocks that a request of so many tokens holds at most, for all groups; of a window as if it lay across as many as it can."""
+        size, step = self.block_size, min(self.max_num_batched_tokens, num_tokens)
+        whole = -(-num_tokens // size)
+        return sum(min(whole, -(-(window + step - 1) // size) + 1) if window else whole for window in self.windows)
+
     def build(self) -> EngineCore:
         scheduler = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
@@ -98,7 +128,12 @@ class World:
             max_num_queued_requests=self.max_num_queued_requests,
             policy=self.policy,
         )
-        cache = CacheConfig(block_size=self.block_size, num_blocks=self.num_blocks, enable_prefix_caching=self.caching)
+        cache = CacheConfig(
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            enable_prefix_caching=self.caching,
+            windows=self.windows,
+        )
         return EngineCore(scheduler, cache, self.vocab_size)
 
 
@@ -116,7 +151,7 @@ class Simulator:
         self.client = FakeClient(self.world.block_size)
         self.bombs: dict[str, str] = {}
         self.salts: dict[str, str | None] = {}
-        self.seen_hashes: dict[bytes, tuple[int, int]] = {}
+        self.seen_hashes: dict[tuple[int, bytes], tuple[int, int]] = {}
         self.happened: Counter[str] = Counter()
         self.trace: list[Any] = []
         self.prefixes = [self._tokens(self.rng.randint(1, max(1, self.world.max_model_len))) for _ in range(4)]
@@ -161,7 +196,7 @@ class Simulator:
     def _start_engine(self) -> None:
         world = self.world
         self.core = world.build()
-        self.runner = FakeRunner(world.num_blocks, world.block_size, world.vocab_size, self.rng)
+        self.runner = FakeRunner(world.num_blocks, world.block_size, world.vocab_size, self.rng, world.windows)
 
     def _live_a_little(self) -> None:
         """What may happen between two steps."""
@@ -266,7 +301,7 @@ class Simulator:
         assert max_tokens is not None
         if num_prompt >= world.max_model_len:
             return ErrorKind.CONTEXT_LENGTH
-        if min(world.max_model_len, num_prompt + max_tokens) - 1 > world.num_blocks * world.block_size:
+        if world.most_blocks(min(world.max_model_len, num_prompt + max_tokens) - 1) > world.num_blocks:
             return ErrorKind.CONTEXT_LENGTH
         # Counted by the engine: what has just broken there is still live to its client. `_check_stats` compares the two counts.
         if len(self.core.requests) >= world.seats + world.max_num_queued_requests:
@@ -353,7 +388,8 @@ class Simulator:
                 patch.stop()
 
     def _draw_faults(self, plan: SchedulerOutput) -> Faults:
-        rng, rate = self.rng, self.world.faults
+        # A step that fails has told the runner something, or not: failures at that moment are worth more.
+        rng, rate = self.rng, self.world.faults * (3 if plan.released_request_ids else 1)
         faults = Faults()
         if self.is_calm or rng.random() >= rate:
             return faults
@@ -408,9 +444,10 @@ class Simulator:
         self._receive(outputs)
         self.core.check()
         self._check_published()
+        self._check_held()
         self._check_waits()
         self.trace.append(
-            (plan.step, [(s.request_id, s.num_computed_tokens, tuple(s.block_ids)) for s in plan.scheduled])
+            (plan.step, [(s.request_id, s.num_computed_tokens, tuple(map(tuple, s.block_ids))) for s in plan.scheduled])
         )
 
     def _meanwhile(self) -> None:
@@ -465,6 +502,8 @@ class Simulator:
             if scheduled.request_id in admitted and scheduled.num_computed_tokens:
                 is_fork = self.core.requests[scheduled.request_id].message.parent_id in scheduler.families
                 self.happened["fork" if is_fork else "hit"] += 1
+                if any(self.core.requests[scheduled.request_id].num_freed_blocks):
+                    self.happened["fork behind a window" if is_fork else "hit behind a window"] += 1
         self._check_writes(plan)
         self._check_decodes(plan, before)
         if before.running <= running:  # nobody was preempted: then there are no admissions
@@ -473,12 +512,15 @@ class Simulator:
     def _check_writes(self, plan: SchedulerOutput) -> None:
         """A block that is written has one holder, counted in the block tables, and is not published."""
         scheduler, size = self.core.scheduler, self.world.block_size
-        holders = Counter(b for r in scheduler.running for b in r.block_table)
-        published = set(scheduler.pool._block_of.values())
+        holders = Counter(block_id for request in scheduler.running for block_id, _ in _held(request))
+        published = self._published()
         for scheduled in plan.scheduled:
             start = scheduled.num_computed_tokens
             last = start + len(scheduled.token_ids) - 1
-            for block_id in scheduled.block_ids[start // size : last // size + 1]:
+            lost = [block_id for block_id in self.runner.seen_blocks(scheduled) if not holders[block_id]]
+            require(not lost, f"{scheduled.request_id} sees blocks {lost}, which nobody holds")
+            written = [block_id for table in scheduled.block_ids for block_id in table[start // size : last // size + 1]]
+            for block_id in written:
                 require(
                     holders[block_id] == 1,
                     f"{scheduled.request_id} writes block {block_id} of {holders[block_id]} holders",
@@ -491,7 +533,7 @@ class Simulator:
         for request in self.core.scheduler.running:
             if request.num_pending_tokens == 1 and request.request_id not in ids:
                 require(
-                    self.core.scheduler.pool.num_available == 0,
+                    self.core.scheduler.pool.num_available < len(self.world.windows),
                     f"the decode of {request.request_id} waits for a prompt",
                 )
 
@@ -503,27 +545,43 @@ class Simulator:
         front = scheduler.waiting.peek()
         if front.message.parent_id in scheduler.families:
             return
-        worst = sum(-(-r.max_num_computed_tokens // world.block_size) for r in [*scheduler.running, front])
+        worst = sum(world.most_blocks(r.max_num_computed_tokens) for r in [*scheduler.running, front])
         require(worst > world.num_blocks, f"{front.request_id} waits, although it fits")
 
     def _check_failures(self, plan: SchedulerOutput, faults: Faults) -> None:
         """What failed has ended, and nobody can find what it may have spoilt."""
         whole_step = faults.step_fails or faults.result_is_mangled
-        published = set(self.core.scheduler.pool._block_of.values())
+        published = self._published()
         for scheduled in plan.scheduled:
             request_id = scheduled.request_id
             if whole_step or request_id in faults.failing_ids | faults.senseless_ids:
                 # An abort in the same step makes its id free for another, and spares its blocks.
                 require(self.has_aborted or request_id not in self.core.requests, f"{request_id} survived its failure")
                 require(
-                    self.has_aborted or published.isdisjoint(scheduled.block_ids),
+                    self.has_aborted or published.isdisjoint(self.runner.seen_blocks(scheduled)),
                     f"{request_id}: its blocks can be found",
+                )
+
+    def _published(self) -> set[int]:
+        return {block_id for index in self.core.scheduler.pool._block_of for block_id in index.values()}
+
+    def _check_held(self) -> None:
+        """However long a request is, it holds no more than its windows need."""
+        for request in self.core.scheduler.running:
+            num_held, most = len(_held(request)), self.world.most_blocks(request.max_num_computed_tokens)
+            require(num_held <= most, f"{request.request_id} holds {num_held} blocks, the bound is {most}")
+            for group, window in enumerate(self.world.windows):
+                unseen = first_seen(max(0, request.num_computed_tokens - 1), window) // self.world.block_size
+                self.happened["freed"] += unseen > 0
+                require(
+                    request.num_freed_blocks[group] >= unseen, f"{request.request_id} keeps what group {group} cannot see"
                 )
 
     def _check_published(self) -> None:
         """What can be found is whole, was computed by a step that succeeded, and has a hash of its own."""
         size = self.world.block_size
-        for block_hash, block_id in self.core.scheduler.pool._block_of.items():
+        indexes = enumerate(self.core.scheduler.pool._block_of)
+        for group, block_hash, block_id in ((g, h, b) for g, index in indexes for h, b in index.items()):
             slots = self.runner.blocks[block_id]
             last = slots[-1]
             require(last is not None and last.position % size == size - 1, "block", block_id, "is not full:", slots)
@@ -531,8 +589,9 @@ class Simulator:
             first_position = last.position + 1 - size
             for i, slot in enumerate(slots):
                 is_right = slot is not None and slot.position == first_position + i and not slot.is_garbage
+                require(slot is None or slot.group == group, "block", block_id, "is published for group", group, slots)
                 require(is_right, "block", block_id, "is published and holds", slots)
-            seen = self.seen_hashes.setdefault(block_hash, (last.position, last.prefix))
+            seen = self.seen_hashes.setdefault((group, block_hash), (last.position, last.prefix))
             require(
                 seen == (last.position, last.prefix), "block", block_id, "has a hash that was seen with another prefix"
             )
@@ -557,11 +616,19 @@ class Simulator:
         require(stats.num_running == len(scheduler.running), stats)
         slots: dict[tuple[int, int], None] = {}
         for request in scheduler.running:
-            for position in range(request.num_computed_tokens):
-                slots[request.block_table[position // world.block_size], position % world.block_size] = None
+            for block_id, place in _held(request):
+                begin = place * world.block_size
+                for offset in range(min(world.block_size, request.num_computed_tokens - begin)):
+                    slots[block_id, offset] = None
         require(stats.num_kv_tokens == len(slots), stats, "but tokens are", len(slots))
-        require(stats.num_used_blocks == len({b for r in scheduler.running for b in r.block_table}), stats)
+        require(stats.num_used_blocks == len({b for r in scheduler.running for b, _ in _held(r)}), stats)
         require(stats.prefix_hits <= stats.prefix_queries, stats)
+
+
+def _held(request: Request) -> list[tuple[int, int]]:
+    """The blocks that a request holds, in all groups, each with its place in its table."""
+    tables = zip(request.block_tables, request.num_freed_blocks, strict=True)
+    return [(block_id, place) for table, freed in tables for place, block_id in enumerate(table) if place >= freed]
 
 
 class _Before:

@@ -16,14 +16,16 @@ from unittest import mock
 import pytest
 from simulator import run_seeds
 
+from octavo import config
 from octavo.engine import block_pool, policy, scheduler
 from octavo.engine.block_pool import BlockPool
 from octavo.engine.core import EngineCore
+from octavo.engine.kv_groups import KvGroups
 from octavo.engine.policy import WaitingQueue
 from octavo.engine.request import Request
 from octavo.engine.scheduler import Scheduler
 
-MOST_SEEDS = 100
+MOST_SEEDS = 150
 
 
 @dataclass(frozen=True)
@@ -38,19 +40,23 @@ class Bug:
 PUBLISH_NOW = """self.in_flight.append(request)
     for i in range(end // self.block_size):
         hashes = request.hashes_of_full_blocks(i + 1, self.block_size)
-        self.pool.publish(request.block_table[i], hashes[i])"""
+        for table in request.block_tables:
+            self.pool.publish(table[i], hashes[i])"""
+
+FREE_FIRST = """self.scheduler.free_unseen(request)
+    self._publish(request)"""
 
 BUGS = [
     # blocks
-    Bug("one block too few", Scheduler, "_take_blocks", "num_computed_tokens + num_tokens, block", "num_computed_tokens + num_tokens - 1, block"),
-    Bug("no holder added when shared", Scheduler, "_join", "self.pool.share(start.block_ids)", "pass"),
+    Bug("one block too few", Scheduler, "_take_blocks", "start + num_tokens, self.block", "start + num_tokens - 1, self.block"),
+    Bug("no holder added when shared", Scheduler, "_join", "self.pool.share(held_blocks(start.block_tables, start.num_freed_blocks))", "pass"),
     Bug("freed while somebody holds it", BlockPool, "release", "-= 1\n        if self._num_holders[block_id] == 0", "-= 1\n        if self._num_holders[block_id] <= 1"),
-    Bug("freed twice after an abort", Scheduler, "finish", "if request.num_in_flight_tokens == 0:\n        self._release_blocks(request)", "self.pool.release(request.block_table)"),
+    Bug("freed twice after an abort", Scheduler, "finish", "if request.num_in_flight_tokens == 0:\n        self._release_blocks(request)", "self.pool.release(held_blocks(request.block_tables, request.num_freed_blocks))"),
     Bug("never freed after an abort in flight", Scheduler, "settle", "if request.is_finished:", "if False:"),
     Bug("hit taken without leaving the cached list", BlockPool, "share", "del self._cached[block_id]", "pass"),
-    Bug("no copy on write", Scheduler, "_take_blocks", "if not self.pool.is_writable(table[i])", "if False"),
+    Bug("no copy on write", Scheduler, "_take_blocks", "if not pool.is_writable(table[i])", "if False"),
     Bug("copied the wrong way round", Scheduler, "_take_blocks", "BlockCopy(source, target)", "BlockCopy(target, source)"),
-    Bug("copied, but the old block kept", Scheduler, "_take_blocks", "table[i] = target", "pass"),
+    Bug("copied, but the old block kept", Scheduler, "_take_blocks", "tables[group][i] = target", "pass"),
     # the prefix cache
     Bug("published before it is computed", Scheduler, "_put", "self.in_flight.append(request)", PUBLISH_NOW),
     Bug("published one block too many", EngineCore, "_publish", "num_full = request.num_computed_tokens // self.block_size", "num_full = -(-request.num_computed_tokens // self.block_size)"),
@@ -61,6 +67,33 @@ BUGS = [
     Bug("all tokens taken from the cache", Scheduler, "_find_start", "most = request.num_tokens - 1", "most = request.num_tokens"),
     Bug("garbage can be found", Scheduler, "finish", "if is_doubtful:", "if False:"),
     Bug("cache read although scores are owed", Scheduler, "_find_start", "if request.owes_prompt_logprobs:", "if False:"),
+    # groups of layers
+    Bug("freed one block too early", Scheduler, "free_unseen", "(request.num_computed_tokens - window) // self.block_size", "(request.num_computed_tokens - window) // self.block_size + 1"),
+    Bug("freed by another group's window", Scheduler, "free_unseen", "(request.num_computed_tokens - window)", "(request.num_computed_tokens - self.groups.sliding[-1][1])"),
+    Bug("freed in every group", Scheduler, "free_unseen", "in self.groups.sliding:", "in [(g, w or 8) for g, w in enumerate(self.groups.windows)]:"),
+    Bug("never freed while it runs", Scheduler, "free_unseen", "if behind > freed:", "if False:"),
+    Bug("freed blocks left in the table", Scheduler, "free_unseen", "table[freed:behind] = [0] * (behind - freed)", "pass"),
+    Bug("freed blocks not counted", Scheduler, "free_unseen", "request.num_freed_blocks[group] = behind", "pass"),
+    Bug("freed blocks not returned", Scheduler, "free_unseen", "self.pool.release(table[freed:behind])", "pass"),
+    Bug("freed entries published", EngineCore, "_advance", "self._publish(request)", FREE_FIRST),
+    Bug("hit with a block of the window missing", BlockPool, "_shorten", "count - reach", "count - reach + 1"),
+    Bug("hit with only the last block of the window", BlockPool, "_shorten", "i > max(0, count - reach)", "i > max(0, count - 1)"),
+    Bug("hit shortened for one group and not asked again of another", BlockPool, "_shorten", "count, is_right = i, False", "count = i"),
+    Bug("hit that the groups that see all do not share", BlockPool, "match", "if hashes[i] not in index), count)", "if hashes[i] not in index), len(hashes))"),
+    Bug("one group's block given to another", BlockPool, "match", "zip(self._block_of, firsts, strict=True)", "zip([self._block_of[-1]] * len(firsts), firsts, strict=True)"),
+    Bug("a group's new blocks taken for another", Scheduler, "_take_blocks", "table.extend(pool.allocate(num_new, group))", "table.extend(pool.allocate(num_new))"),
+    Bug("a group's copies taken for another", Scheduler, "_take_blocks", "pool.allocate(1, group)", "pool.allocate(1)"),
+    Bug("only one group's blocks shared by a fork", Scheduler, "_join", "held_blocks(start.block_tables, start.num_freed_blocks)", "start.block_tables[0][start.num_freed_blocks[0] :]"),
+    Bug("only one group's blocks copied on write", Scheduler, "_take_blocks", "for group, table in enumerate(tables):\n        for i", "for group, table in enumerate(tables[:1]):\n        for i"),
+    Bug("forked from a window that has moved on", Scheduler, "_fork", "if any(own > freed", "if False and any(own > freed"),
+    Bug("only one group's blocks released", Scheduler, "_release_blocks", "held_blocks(request.block_tables, request.num_freed_blocks)", "request.block_tables[0][request.num_freed_blocks[0] :]"),
+    Bug("freed count kept after a preemption", Scheduler, "_release_blocks", "request.num_freed_blocks = [0] * len(self.groups)", "pass"),
+    Bug("only one group's new blocks counted", Scheduler, "_take_blocks", "num_new * len(tables)", "num_new"),
+    Bug("windows not counted on admission", KvGroups, "owed", "sure += soon_here - (num_blocks - freed)", "pass"),
+    Bug("a window's blocks counted without the step's tokens", config, "window_blocks", "(window + chunk - 2)", "(window - 1)"),
+    Bug("a window counted as if it saw all", KvGroups, "owed", "min(soon - freed, cap)", "soon - freed"),
+    Bug("what can never fit is taken", config.CacheConfig, "most_blocks", "return sum(", "return max("),
+    Bug("shared windows counted as saved for ever", Scheduler, "_finds_room", "if is_guarded:", "if False:"),
     # families
     Bug("forked from another prompt", scheduler, "_equal_prompts", " and a.message.prompt_token_ids == b.message.prompt_token_ids", ""),
     Bug("forked across salts", scheduler, "_equal_prompts", "a.message.cache_salt == b.message.cache_salt and ", ""),
@@ -71,7 +104,7 @@ BUGS = [
     Bug("priorities ignored", policy, "order_key", "message.priority if policy", "0 if policy"),
     Bug("the earliest is preempted", Scheduler, "_make_room", "self._preempt(self.running[-1])", "self._preempt(self.running[0])"),
     Bug("preempted without end", Scheduler, "_admit", "is_guarded = is_guarded or", "is_guarded = False and"),
-    Bug("budget ignored on admission", Scheduler, "_try_admit", "min(request.num_pending_tokens, self.max_num_batched_tokens - plan.num_tokens)", "request.num_pending_tokens"),
+    Bug("budget ignored on admission", Scheduler, "_start", "min(request.num_pending_tokens, self.max_num_batched_tokens - plan.num_tokens)", "request.num_pending_tokens"),
     Bug("decodes not counted in the budget", Scheduler, "_deal_budget", "self.max_num_batched_tokens - pending.count(1)", "self.max_num_batched_tokens"),
     Bug("one seat too many", Scheduler, "_admit", "while self.waiting and len(self.running) < self.max_num_seqs", "while self.waiting and len(self.running) <= self.max_num_seqs"),
     Bug("decodes stop while a prompt is computed", Scheduler, "_deal_budget", "left -= pending[i]", "left -= pending[i]; pending = [p if p > 1 else 0 for p in pending]"),
@@ -111,14 +144,14 @@ def planted(bug: Bug) -> Iterator[None]:
     module = bug.owner if inspect.ismodule(bug.owner) else sys.modules[bug.owner.__module__]
     namespace: dict[str, Any] = {}
     code = "from __future__ import annotations\n" + source.replace(bug.old, bug.new)
-    exec(compile(code, f"<{bug.name}>", "exec"), vars(module) | {}, namespace)
+    exec(compile(code, f"<{bug.name}>", "exec"), vars(module), namespace)
     # A function of a module may have been imported by name elsewhere: it is changed wherever it is known.
     owners = [bug.owner]
     if inspect.ismodule(bug.owner):
         owners = [
             m
             for n, m in list(sys.modules.items())
-            if n.startswith("octavo.engine") and getattr(m, name, None) is original
+            if n.startswith("octavo.") and getattr(m, name, None) is original
         ]
     patches = [mock.patch.object(owner, name, namespace[name]) for owner in owners]
     for patch in patches:

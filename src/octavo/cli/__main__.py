@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "Complete one or more prompts and print the text.",
     "chat": "Talk with a model in the terminal.",
     "bench": "Measure a server, or the engine in this process.",
+    "quantize": "Write a 4-bit or 8-bit copy of a model's folder.",
     "pull": "Fetch a model into the cache and print its path.",
     "version": "Print the version.",
 }

@@ -137,12 +137,11 @@ def greeting(ready: EngineReady, args: AsyncEngineArgs, server_args: ServerArgs,
     url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
     body = json.dumps({"model": args.served_name, "prompt": "Once upon a time", "max_tokens": 32}).replace("'", "'\\''")
     key = ' -H "Authorization: Bearer $OCTAVO_API_KEY"' if server_args.api_key else ""
-    tokens = ready.num_blocks * ready.block_size
     lines = [
         f"{args.served_name} is served on {url}",
         f"  engine   {ready.backend}; up to {ready.max_num_seqs} requests and {ready.max_num_batched_tokens} tokens in a step",
         f"  weights  {ready.weights_bytes / 1e6:,.0f} MB, {ready.weights_fp16_bytes / 1e6:,.0f} MB in fp16; context {ready.max_model_len:,} tokens",
-        f"  KV cache {ready.kv_cache_bytes / 2**20:,.0f} MiB; holds {tokens:,} tokens in {ready.num_blocks:,} blocks of {ready.block_size}",
+        f"  KV cache {ready.kv_cache_bytes / 2**20:,.0f} MiB; holds {ready.kv_cache_tokens:,} tokens in {ready.num_blocks:,} blocks of {ready.block_size}",
         f"  start    {watch.total:.2f} s: {_phases(watch.phases)}",
         f"           engine process: {_phases([(phase.name, phase.seconds) for phase in ready.phases])}",
         f"  try      curl {url}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'",

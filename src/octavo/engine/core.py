@@ -21,6 +21,7 @@ from array import array
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.block_pool import InvariantError, num_blocks_for
+from octavo.engine.kv_groups import held_blocks
 from octavo.engine.policy import order_key
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler import Scheduler
@@ -47,6 +48,7 @@ class EngineCore:
     def __init__(self, scheduler: SchedulerConfig, cache: CacheConfig, vocab_size: int = 0) -> None:
         """`vocab_size` 0: token ids are not compared with a vocabulary."""
         self.config = scheduler
+        self.cache = cache
         self.block_size = cache.block_size
         self.vocab_size = vocab_size
         self.totals = Totals()
@@ -63,7 +65,7 @@ class EngineCore:
             self._check(message)
             self._num_added += 1
             key = order_key(self.config.policy, message, self._num_added)
-            request = Request(message, key, self.config.max_model_len)
+            request = Request(message, key, self.config.max_model_len, len(self.scheduler.groups))
             finish_reason, stop_reason = request.end_reason()
             if finish_reason is not None:
                 self._pending.append(
@@ -152,6 +154,8 @@ class EngineCore:
         )
         self.totals.prompt_tokens += num_prompt_tokens
         self._publish(request)
+        if self.scheduler.groups.sliding:
+            self.scheduler.free_unseen(request)  # after publishing: until they are needed the blocks can still be found
 
         prompt_logprobs = request.take_new_prompt_logprobs(start, sampled.prompt_logprobs)
         if not scheduled.samples:
@@ -173,8 +177,9 @@ class EngineCore:
         pool = self.scheduler.pool
         if num_full > request.num_published_blocks and pool.enable_prefix_caching:
             hashes = request.hashes_of_full_blocks(num_full, self.block_size)
-            for i in range(request.num_published_blocks, num_full):
-                pool.publish(request.block_table[i], hashes[i])
+            for table in request.block_tables:
+                for i in range(request.num_published_blocks, num_full):
+                    pool.publish(table[i], hashes[i])
             request.num_published_blocks = num_full
 
     def _output(
@@ -223,9 +228,9 @@ class EngineCore:
                 f"the prompt has {len(prompt)} tokens; with at least one new one the context of {most} tokens is exceeded"
             )
         num_tokens = most if params.max_tokens is None else min(most, len(prompt) + params.max_tokens)
-        pool = self.scheduler.pool
-        if num_blocks_for(num_tokens - 1, self.block_size) > pool.num_blocks:
-            room = pool.num_blocks * self.block_size
+        chunk = self.config.max_num_batched_tokens
+        if self.cache.most_blocks(num_tokens - 1, chunk) > self.cache.num_blocks:
+            room = self.cache.longest_sequence(chunk, num_tokens - 1)
             raise ContextLengthError(
                 f"prompt and max_tokens need KV memory for {num_tokens - 1} tokens; all of it holds {room}"
             )
@@ -250,7 +255,7 @@ class EngineCore:
         """Compare all books with each other. Raises InvariantError. Costs O(pool): for tests, and for when there is nothing to do."""
         s = self.scheduler
         ended = [r for r in s.in_flight if r.is_finished]
-        s.pool.check([r.block_table for r in s.running + ended])
+        s.pool.check([held_blocks(r.block_tables, r.num_freed_blocks) for r in s.running + ended])
         if [r.key for r in s.running] != sorted(r.key for r in s.running):
             raise InvariantError("running requests are out of order")
         if len(s.running) + len(s.waiting) != len(self.requests) or any(r.is_finished for r in self.requests.values()):
@@ -262,14 +267,24 @@ class EngineCore:
             reach = r.num_computed_tokens + r.num_in_flight_tokens
             if (r.status is RequestStatus.RUNNING) != (r.request_id in running):
                 raise InvariantError(f"{r.request_id} is {r.status}, but not among the running, or the reverse")
-            if len(r.block_table) != num_blocks_for(reach, self.block_size):
-                raise InvariantError(f"{r.request_id} holds {len(r.block_table)} blocks for {reach} tokens")
+            self._check_tables(r)
             if not 0 <= r.num_computed_tokens < r.num_tokens < r.max_num_tokens or reach > r.num_tokens:
                 raise InvariantError(
                     f"{r.request_id}: {r.num_computed_tokens} computed, {r.num_in_flight_tokens} in flight, {r.num_tokens} known"
                 )
         if not 0 <= num_kv_tokens(s.running, s.pool, self.block_size) <= s.pool.num_used * self.block_size:
             raise InvariantError("more tokens than slots in use")
+
+    def _check_tables(self, r: Request) -> None:
+        """All tables reach as far as the tokens, and lack what the windows have left behind, no more and hardly less."""
+        s, reach = self.scheduler, r.num_computed_tokens + r.num_in_flight_tokens
+        least, most = s.groups.behind(max(0, r.num_computed_tokens - 1)), s.groups.behind(r.num_computed_tokens)
+        for group, (table, freed) in enumerate(zip(r.block_tables, r.num_freed_blocks, strict=True)):
+            if len(table) != num_blocks_for(reach, self.block_size):
+                raise InvariantError(f"{r.request_id} holds {len(table)} blocks for {reach} tokens in group {group}")
+            if not least[group] <= freed <= most[group] or any(table[:freed]):
+                raise InvariantError(f"{r.request_id} has freed {freed} blocks of group {group}: {table}")
+            s.pool.check_group(group, table[freed:])
 
 
 def _kind_of(error: Exception) -> ErrorKind:

@@ -4,11 +4,12 @@ There is no prefill phase and no decode phase. A request has *known* tokens (pro
 whose K and V are in its blocks). Each step computes some of the difference; when computed has caught up with known, the step
 samples one more known token:
 
-    token_ids    [ prompt ............................ | output ...... ]
-                 [ computed ............... | pending ................. ]
-    block_table  [ b0    | b1    | b2      ]    ceil(computed / block_size) blocks, the last one perhaps part-filled
+    token_ids     [ prompt ............................ | output ...... ]
+                  [ computed ............... | pending ................. ]
+    block_tables  [ b0    | b1    | b2      ]    of each group of layers ceil(computed / block_size) entries, the last perhaps part-filled
 
-Invariant between steps: `len(block_table) == ceil(num_computed_tokens / block_size)` and `num_computed_tokens < num_tokens`.
+Invariant between steps: each table has `ceil(num_computed_tokens / block_size)` entries, of which the first `num_freed_blocks` of its
+group are freed (see kv_groups), and `num_computed_tokens < num_tokens`.
 
 Knows nothing of other requests, of the pool that its blocks come from, or of the order in which requests are served.
 """
@@ -36,7 +37,7 @@ class Request:
 
     __slots__ = (
         "block_hashes",
-        "block_table",
+        "block_tables",
         "eos_token_ids",
         "is_known_to_runner",
         "is_reported",
@@ -46,6 +47,7 @@ class Request:
         "min_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_freed_blocks",
         "num_in_flight_tokens",
         "num_preemptions",
         "num_prompt_logprobs_sent",
@@ -58,7 +60,9 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, message: EngineCoreRequest, key: tuple[int, float, int], max_model_len: int) -> None:
+    def __init__(
+        self, message: EngineCoreRequest, key: tuple[int, float, int], max_model_len: int, num_groups: int = 1
+    ) -> None:
         params = message.sampling_params
         self.message = message
         self.key = key
@@ -75,8 +79,9 @@ class Request:
 
         self.num_computed_tokens = 0
         self.num_in_flight_tokens = 0  # of the step that is being computed
-        self.block_table: list[int] = []
-        self.num_published_blocks = 0  # leading blocks of the table that need no publishing any more
+        self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.num_freed_blocks = [0] * num_groups  # leading entries of each table that its group's window has left behind
+        self.num_published_blocks = 0  # leading blocks of the tables that need no publishing any more
         self.block_hashes: list[bytes] = []
 
         self.num_preemptions = 0

@@ -4,7 +4,7 @@ The batch is decided anew for every step, from one budget of `max_num_batched_to
 
  1. Every running request that decodes gets its one token, and running prompts share the rest, earliest first, in chunks. The
     budget is at least `max_num_seqs`, so a long prompt cannot stop a decode, and decodes always leave a prompt something.
- 2. Blocks for these tokens are found, earliest request first. Where none are left, the *latest* running request is preempted:
+ 2. Blocks for these tokens are found, for each group of layers, earliest request first. Where none are left, the *latest* running request is preempted:
     it loses its blocks and goes back to the queue, to its old place. A request for which nobody later is left just waits.
  3. With what is left of the budget, requests are admitted from the front of the queue, in order, until one does not fit.
     Nobody is bypassed.
@@ -38,6 +38,7 @@ from typing import NamedTuple
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.block_pool import BlockPool, InvariantError, num_blocks_for
+from octavo.engine.kv_groups import KvGroups, Tables, held_blocks
 from octavo.engine.policy import WaitingQueue
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.stats import Totals
@@ -50,10 +51,11 @@ USED_SHARE_WEIGHT = 0.05  # of the latest request in the moving average
 
 
 class Start(NamedTuple):
-    """Where a newcomer begins: blocks of others that hold its first tokens, how many tokens that are, and whether it asked the cache."""
+    """Where a newcomer begins: tables of others' blocks that hold its first tokens, how many tokens that are, and whether it asked the cache."""
 
-    block_ids: list[int]
-    num_tokens: int
+    block_tables: Tables
+    num_freed_blocks: list[int]
+    num_computed_tokens: int
     is_lookup: bool
 
 
@@ -64,7 +66,8 @@ class Scheduler:
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.block_size = cache.block_size
-        self.pool = BlockPool(cache.num_blocks, cache.enable_prefix_caching)
+        self.groups = KvGroups(cache, config.max_num_batched_tokens)
+        self.pool = BlockPool(cache.num_blocks, cache.enable_prefix_caching, self.groups.reaches)
         self.totals = totals
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # by key
@@ -144,37 +147,45 @@ class Scheduler:
         return copies
 
     def _take_blocks(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
-        """Extend the table for the next `num_tokens` tokens and make each block that they go to the request's own.
+        """Extend the tables for the next `num_tokens` tokens and make each block that they go to the request's own.
 
         None, and nothing has changed, if too few blocks are available. Copy on write: a block that others hold, or that can be
         found, is replaced by a copy. The copies returned are made before the step computes anything.
         """
-        table, block_size = request.block_table, self.block_size
-        first = request.num_computed_tokens // block_size
-        foreign = [i for i in range(first, len(table)) if not self.pool.is_writable(table[i])]
-        num_new = num_blocks_for(request.num_computed_tokens + num_tokens, block_size) - len(table)
-        if num_new + len(foreign) > self.pool.num_available:
+        tables, pool = request.block_tables, self.pool
+        start, length = request.num_computed_tokens, len(request.block_tables[0])
+        foreign = []
+        for group, table in enumerate(tables):
+            for i in range(start // self.block_size, length):
+                if not pool.is_writable(table[i]):
+                    foreign.append((group, i))  # noqa: PERF401  (a comprehension costs a frame, for every request in every step)
+        num_new = num_blocks_for(start + num_tokens, self.block_size) - length
+        if num_new * len(tables) + len(foreign) > pool.num_available:
             return None
 
         copies = []
-        for i in foreign:
-            source, (target,) = table[i], self.pool.allocate(1)
+        for group, i in foreign:
+            source, (target,) = tables[group][i], pool.allocate(1, group)
             copies.append(BlockCopy(source, target))
-            table[i] = target
-            self.pool.release([source])
+            tables[group][i] = target
+            pool.release([source])
         if num_new:
-            table.extend(self.pool.allocate(num_new))
+            for group, table in enumerate(tables):
+                table.extend(pool.allocate(num_new, group))
         return copies
 
     def _put(self, request: Request, num_tokens: int, copies: list[BlockCopy], plan: SchedulerOutput) -> None:
         """Write the request's share into the plan: all of it, or nothing if this raises."""
         start = request.num_computed_tokens
         end = start + num_tokens
+        block_ids = []
+        for table in request.block_tables:
+            block_ids.append(table.copy())  # noqa: PERF401  (as above)
         share = ScheduledRequest(
             request.request_id,
             request.token_ids[start:end],
             start,
-            request.block_table.copy(),
+            block_ids,
             end == request.num_tokens,
             request.num_prompt_logprobs_before(end),
         )
@@ -193,84 +204,99 @@ class Scheduler:
         """Admit from the front of the queue while budget, seats and blocks last."""
         if not self.waiting or len(self.running) >= self.max_num_seqs:
             return
-        sure, possible = self._owed(self.running)
+        sure = possible = 0
+        for running in self.running:
+            own_sure, own_possible = self.groups.owed(running, running)
+            sure, possible = sure + own_sure, possible + own_possible
         is_guarded = any(request.num_preemptions >= MAX_PREEMPTIONS for request in self.running)
         while self.waiting and len(self.running) < self.max_num_seqs and plan.num_tokens < self.max_num_batched_tokens:
             request = self.waiting.peek()
             is_guarded = is_guarded or request.num_preemptions >= MAX_PREEMPTIONS
             try:
-                own_sure, own_possible = self._owed([request])
-                share = 1.0 if is_guarded else self.caution * self.used_share
-                num_reserved = sure + own_sure + math.ceil(share * (possible + own_possible))
-                if not self._try_admit(request, num_reserved, plan, now):
+                start = self._find_start(request)
+                if start is None or not self._finds_room(request, start, sure, possible, is_guarded):
                     return
-                own_sure, own_possible = self._owed([request])  # less: it holds blocks now
+                self._start(request, start, plan, now)
+                own_sure, own_possible = self.groups.owed(request, request)
                 sure, possible = sure + own_sure, possible + own_possible
             except Exception as error:  # the boundary, as above
                 self._break(request, error)
 
-    def _owed(self, requests: list[Request]) -> tuple[int, int]:
-        """Blocks that these surely need up to their next token, beyond those that they hold; and that they may need after it."""
-        sure = possible = 0
-        for request in requests:
-            soon = num_blocks_for(min(request.num_tokens + 1, request.max_num_computed_tokens), self.block_size)
-            sure += soon - len(request.block_table)
-            possible += num_blocks_for(request.max_num_computed_tokens, self.block_size) - soon
-        return sure, possible
+    def _finds_room(self, request: Request, start: Start, sure: int, possible: int, is_guarded: bool) -> bool:
+        """Whether the queue's front may begin so, beside running requests that surely need `sure` blocks more and possibly others."""
+        own_sure, own_possible = self.groups.owed(request, start)
+        share = 1.0 if is_guarded else self.caution * self.used_share
+        # Lent blocks need no allocating, but cached ones stop being available, and part-filled ones will be copied.
+        num_needed = sure + own_sure + math.ceil(share * (possible + own_possible))
+        num_needed += self.pool.count_cached(held_blocks(start.block_tables, start.num_freed_blocks))
+        is_part_filled = start.num_computed_tokens % self.block_size > 0
+        num_needed += is_part_filled * len(self.groups)
+        if is_guarded:
+            # Blocks that are shared behind windows will be given back by one and still be held by another: they save nothing in the end.
+            num_needed += self.pool.num_sliding_shares
+            for group, _ in self.groups.sliding:
+                lent = start.block_tables[group][start.num_freed_blocks[group] :]
+                num_needed += len(lent) - self.pool.count_cached(lent) - is_part_filled
+        return num_needed <= self.pool.num_available
 
-    def _try_admit(self, request: Request, num_reserved: int, plan: SchedulerOutput, now: float) -> bool:
-        """Admit the queue's front if it and those that run find `num_reserved` blocks. False, and nothing has changed, if not."""
-        start = self._find_start(request)
-        if start is None:
-            return False
-        # Lent blocks need no allocating, but cached ones stop being available, and a part-filled one will be copied.
-        num_needed = num_reserved - len(start.block_ids) + self.pool.count_cached(start.block_ids)
-        num_needed += start.num_tokens % self.block_size > 0
-        if num_needed > self.pool.num_available:
-            return False
-
+    def _start(self, request: Request, start: Start, plan: SchedulerOutput, now: float) -> None:
+        """Admit the queue's front, for which there is room, and let it compute."""
         self._join(request, start, now)
         num_tokens = min(request.num_pending_tokens, self.max_num_batched_tokens - plan.num_tokens)
         copies = self._take_blocks(request, num_tokens)
         if copies is None:
             raise InvariantError(f"request {request.request_id} was admitted without enough blocks")
         self._put(request, num_tokens, copies, plan)
-        return True
 
     def _find_start(self, request: Request) -> Start | None:
         """The computed tokens that others lend a newcomer. None: it must wait for its leader.
 
         Of the requests of one family (n > 1) the first to run computes the prompt. Its siblings wait for that, which holds up the
         queue only while the leader, which runs, computes its prompt; then they begin with all of the prompt but its last token,
-        whose row they need for their own first sample. If no member runs, the next one is on its own.
+        whose row they need for their own first sample. If no member runs, or if the windows of those that do have left blocks behind
+        that a sibling needs, the next one is on its own.
         """
         most = request.num_tokens - 1  # the last known token is always left to compute: the step samples from its row
+        from_nothing = Start([[] for _ in self.groups.windows], [0] * len(self.groups), 0, False)
         if request.owes_prompt_logprobs:
-            return Start([], 0, False)  # every row of its prompt is needed
+            return from_nothing  # every row of its prompt is needed
         if request.num_output_tokens == 0 and request.message.parent_id is not None:
             must_wait = False
             for member in self.families.get(request.message.parent_id, ()):
                 if _equal_prompts(member, request):
                     if member.num_computed_tokens >= most:
-                        return Start(member.block_table[: num_blocks_for(most, self.block_size)], most, False)
-                    must_wait = True
+                        start = self._fork(member, most)
+                        if start is not None:
+                            return start
+                    else:
+                        must_wait = True
             if must_wait:
                 return None
         if not self.pool.enable_prefix_caching:
-            return Start([], 0, False)
+            return from_nothing
         found = self.pool.match(request.hashes_of_full_blocks(most // self.block_size, self.block_size))
-        return Start(found, len(found) * self.block_size, True)
+        num_tokens = len(found[0]) * self.block_size
+        return Start(found, self.groups.behind(num_tokens), num_tokens, True)
+
+    def _fork(self, member: Request, num_tokens: int) -> Start | None:
+        """A start behind the first tokens of a running request. None if it does not hold any more what that takes."""
+        num_freed = self.groups.behind(num_tokens)
+        if any(own > freed for own, freed in zip(member.num_freed_blocks, num_freed, strict=True)):
+            return None
+        length = num_blocks_for(num_tokens, self.block_size)
+        tables = [[0] * freed + table[freed:length] for table, freed in zip(member.block_tables, num_freed, strict=True)]
+        return Start(tables, num_freed, num_tokens, False)
 
     def _join(self, request: Request, start: Start, now: float) -> None:
         """The queue's front becomes a running request."""
-        self.pool.share(start.block_ids)
-        request.block_table = list(start.block_ids)
-        request.num_computed_tokens = start.num_tokens
-        request.num_published_blocks = start.num_tokens // self.block_size
+        self.pool.share(held_blocks(start.block_tables, start.num_freed_blocks))
+        request.block_tables, request.num_freed_blocks = start.block_tables, start.num_freed_blocks
+        request.num_computed_tokens = start.num_computed_tokens
+        request.num_published_blocks = start.num_computed_tokens // self.block_size
         if request.scheduled_time is None:
             request.scheduled_time = now
             if start.is_lookup:
-                request.num_cached_tokens = min(start.num_tokens, request.num_prompt_tokens)
+                request.num_cached_tokens = min(start.num_computed_tokens, request.num_prompt_tokens)
                 self.totals.prefix_queries += request.num_prompt_tokens
                 self.totals.prefix_hits += request.num_cached_tokens
 
@@ -298,7 +324,9 @@ class Scheduler:
         `is_doubtful`: what its blocks hold may be wrong; let nobody find it.
         """
         if is_doubtful:
-            self.pool.forget(request.block_table)
+            self.pool.forget(held_blocks(request.block_tables, request.num_freed_blocks))
+            for group, _ in self.groups.sliding:
+                self.pool.forget_content(group, request.block_hashes[: request.num_freed_blocks[group]])
         was_running = request.status is RequestStatus.RUNNING
         request.status = RequestStatus.FINISHED
         if was_running:
@@ -322,9 +350,20 @@ class Scheduler:
             self.released_ids.append(request.request_id)
             request.is_known_to_runner = False
 
+    def free_unseen(self, request: Request) -> None:
+        """Give back the blocks that no coming token of this request sees, nor a fork that computes its last token again."""
+        for group, window in self.groups.sliding:
+            freed, behind = request.num_freed_blocks[group], (request.num_computed_tokens - window) // self.block_size
+            if behind > freed:
+                table = request.block_tables[group]
+                self.pool.release(table[freed:behind])
+                table[freed:behind] = [0] * (behind - freed)
+                request.num_freed_blocks[group] = behind
+
     def _release_blocks(self, request: Request) -> None:
-        self.pool.release(request.block_table)
-        request.block_table = []
+        self.pool.release(held_blocks(request.block_tables, request.num_freed_blocks))
+        request.block_tables = [[] for _ in self.groups.windows]
+        request.num_freed_blocks = [0] * len(self.groups)
         request.num_computed_tokens = 0
         request.num_published_blocks = 0
 

@@ -26,11 +26,13 @@ class Totals:
 
 
 def num_kv_tokens(running: list[Request], pool: BlockPool, block_size: int) -> int:
-    """Tokens in used blocks, each shared block counted once.
+    """Tokens in used blocks, once for each group of layers, each shared block counted once.
 
     All slots of used blocks, less the empty ones: only the last block of a table has any, and that is never a shared one.
     """
-    num_empty = sum(len(r.block_table) * block_size - r.num_computed_tokens for r in running)
+    num_empty = sum(
+        len(r.block_tables) * (len(r.block_tables[0]) * block_size - r.num_computed_tokens) for r in running
+    )
     return pool.num_used * block_size - num_empty
 
 

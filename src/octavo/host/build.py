@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,8 @@ def build_engine(args: EngineArgs, model_path: str) -> Built:
     watch.lap("read configuration")
     checkpoint = open_checkpoint(source, hf, args.dtype, args.quantization)
     report = load_weights(model, checkpoint, args.num_threads or available_cpus())
+    if report.left_out:
+        print(f"{args.model}: {len(report.left_out)} tensors are left out ({report.left_out[0]}, ...): only text is served", file=sys.stderr)
     watch.lap(f"round weights to {checkpoint.format_name}" if checkpoint.format_name in ON_LOAD else "map weights")
 
     kv_dtype = args.kv_cache_dtype
@@ -69,6 +72,7 @@ def build_engine(args: EngineArgs, model_path: str) -> Built:
         kv_bytes_per_token=model.kv_layout.bytes_per_token(kv_dtype),
         kv_dtype=kv_dtype,
         num_cpus=available_cpus(),
+        windows=model.kv_layout.windows,
     )
     set_num_threads(config.device.num_threads, config.device.pin_threads)
     program = _program(model, config)
@@ -84,6 +88,7 @@ def build_engine(args: EngineArgs, model_path: str) -> Built:
         block_size=config.cache.block_size,
         num_blocks=config.cache.num_blocks,
         kv_cache_bytes=config.cache.num_blocks * block_bytes,
+        kv_cache_tokens=config.cache.num_kv_tokens(config.scheduler.max_model_len, config.scheduler.max_num_batched_tokens),
         weights_bytes=report.weights_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from octavo import ops
 from octavo.config import HFConfig
 from octavo.errors import ConfigError
 from octavo.layers.attention import Attention
 from octavo.layers.module import Embedding, Linear, Module, RMSNorm
 from octavo.ops.batch import Batch, KvLayout
+from octavo.ops.packed import bf16_to_f32, f32_to_bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Scales:
 class Decoder(Module):
     """`block(hf, name, index)` builds one layer from its checkpoint prefix. A tied head reads the embedding's table.
 
-    norm: the last norm, RMSNorm unless given. tied: where the configuration does not say.
+    norm: the last norm, RMSNorm unless given. tied: where the configuration does not say. left_out: prefixes of checkpoint names that belong to
+    parts which this model does without.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Decoder(Module):
         norm: Callable[[str, int], Module] | None = None,
         scales: Scales = Scales(),
         tied: bool = False,
+        left_out: tuple[str, ...] = (),
     ) -> None:
         width, self.vocab_size = hf.size("hidden_size"), hf.size("vocab_size")
         self.context_length = hf.size("max_position_embeddings", 2048)
@@ -61,9 +66,11 @@ class Decoder(Module):
         tied = hf.read("tie_word_embeddings", bool, tied)
         self.head = Linear(names.embed if tied else names.head, width, self.vocab_size)
         self.scales = scales
+        self.left_out = left_out
         attentions = [m for m in self.walk() if isinstance(m, Attention)]
         if len({(a.num_kv_heads, a.head_dim) for a in attentions}) != 1:
             raise ConfigError(f"{hf.source}: layers whose KV heads differ in number or width are not supported")
+        self.context_length = max([self.context_length, *(a.rope.scaling.context(self.context_length) for a in attentions if a.rope)])
         self.kv_layout = share_out(attentions)
 
     def forward(self, batch: Batch) -> ops.Value:
@@ -81,6 +88,16 @@ class Decoder(Module):
         if self.scales.logits != 1.0:
             logits_RV = ops.scale(logits_RV, self.scales.logits)
         return ops.soft_cap(logits_RV, self.scales.logit_cap) if self.scales.logit_cap else logits_RV
+
+
+def as_stored(value: float, hf: HFConfig) -> float:
+    """A factor rounded to the precision of the checkpoint's weights, as implementations hold it that compute in that precision."""
+    dtype, rounded = hf.read("torch_dtype", str, "float32"), np.array([value], np.float32)
+    if dtype == "bfloat16":
+        rounded = bf16_to_f32(f32_to_bf16(rounded))
+    elif dtype == "float16":
+        rounded = rounded.astype(np.float16).astype(np.float32)
+    return float(rounded[0])
 
 
 def share_out(attentions: Sequence[Attention]) -> KvLayout:

@@ -1,6 +1,5 @@
-"""Rotary tables: cosines and sines by position, with the scalings that checkpoints ask for.
+"""Rotary tables: cosines and sines by position, and how a configuration asks for them. The kinds of scaling are in `rope_scaling`.
 
-Follows RoFormer (Su et al. 2021); `linear` is position interpolation (Chen et al. 2023), `llama3` is Meta's piecewise scaling by wavelength.
 Arithmetic in fp32, as the reference implementations do it: at long positions the rounding of the angle is part of the model.
 """
 
@@ -15,71 +14,83 @@ from numpy.typing import NDArray
 
 from octavo.config import HFConfig
 from octavo.errors import ConfigError
+from octavo.layers.rope_scaling import PLAIN, Scaling, read_scaling
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
     """A rotary embedding. `rot`: columns of a head that turn; `pairs`: neighbours turn together, not halves.
 
-    Frozen, so that equal layers share one table.
+    log_n: the length in training of a model whose queries grow by log(p + 1) / log(log_n) at positions p beyond it (Su 2021; Qwen), 0 for none;
+    then all columns of a head must turn. Frozen, so that equal layers share one table.
     """
 
     theta: float
     rot: int
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
+    scaling: Scaling = PLAIN
     pairs: bool = False
+    log_n: int = 0
 
     @staticmethod
-    def read(hf: HFConfig) -> Rope:
-        """Raises ConfigError for a scaling that is not implemented."""
-        theta = hf.read("rope_theta", float, 10000.0)
-        rot = int(hf.head_dim * hf.read("partial_rotary_factor", float, 1.0))
-        scaling = hf.read("rope_scaling", dict, {})
-        kind = str(scaling.get("rope_type", scaling.get("type", "default")))
-        if kind in ("default", "none"):
-            return Rope(theta, rot)
-        inner = HFConfig(scaling, f"{hf.source}: rope_scaling")
-        factor = inner.read("factor", float)
-        if not (math.isfinite(factor) and factor > 0):
-            raise ConfigError(f"{hf.source}: rope_scaling.factor = {factor}: must be above 0")
-        if kind == "linear":
-            return Rope(theta, rot, kind, factor)
-        if kind == "llama3":
-            return Rope(theta, rot, kind, factor, inner.read("low_freq_factor", float), inner.read("high_freq_factor", float),
-                        inner.size("original_max_position_embeddings"))
-        raise ConfigError(f"{hf.source}: rope_scaling type {kind!r}: supported are default, linear, llama3")
+    def read(
+        hf: HFConfig, layer_type: str | None = None, *, theta: float = 10000.0, part: float = 1.0, pairs: bool = False, log_n: int = 0
+    ) -> Rope:
+        """What a configuration asks for; of layers of a type, where it distinguishes them. theta, part: where it does not say.
+
+        part: of a head's columns, those that turn. Raises ConfigError for a scaling that is not implemented, or what cannot be.
+        """
+        asked = parameters(hf, layer_type)
+        theta = asked.read("rope_theta", float, hf.read("rope_theta", float, theta))
+        if theta <= 1:
+            raise ConfigError(f"{hf.source}: rope_theta = {theta}: must be above 1")
+        part = asked.read("partial_rotary_factor", float, hf.read("partial_rotary_factor", float, part))
+        rot = int(hf.head_dim * part) if 0 < part <= 1 else 0
+        if rot % 2 or rot < 4:
+            raise ConfigError(f"{hf.source}: partial_rotary_factor = {part}: of a head's {hf.head_dim} columns an even number must turn, at least 4")
+        rope = Rope(theta, rot, read_scaling(asked, hf), pairs, log_n)
+        try:
+            rope.frequencies(1)
+        except ConfigError as e:
+            raise ConfigError(f"{hf.source}: {e}") from None
+        return rope
 
     def table(self, positions: int) -> NDArray[np.float32]:
-        """float32 [positions, rot]: cosines of rot/2 frequencies, then their sines."""
+        """float32 [positions, rot]: cosines of rot/2 frequencies, then their sines. `positions` is the longest sequence that is served."""
         return _table(self, positions)
 
     def query_table(self, positions: int) -> NDArray[np.float32]:
         """The table that queries turn by; the same object wherever it is the same."""
-        return self.table(positions)
+        return _query_table(self, positions) if 0 < self.log_n < positions else self.table(positions)
 
-    def frequencies(self) -> NDArray[np.float32]:
-        """float32 [rot / 2], radians per position."""
-        exponents = np.arange(0, self.rot, 2, dtype=np.float32) / np.float32(self.rot)
-        plain = (1.0 / np.power(np.float32(self.theta), exponents)).astype(np.float32)
-        if self.kind == "linear":
-            return plain / np.float32(self.factor)
-        if self.kind == "llama3":
-            return self._llama3(plain)
-        return plain
-
-    def _llama3(self, plain: NDArray[np.float32]) -> NDArray[np.float32]:
-        turns = self.original_context / (2 * np.pi / plain)  # over the original context
-        mix = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
-        return ((1 - mix) * plain / self.factor + mix * plain).astype(np.float32)
+    def frequencies(self, positions: int) -> NDArray[np.float32]:
+        """Radians per position, float32 [rot / 2], or [positions, rot / 2] for scalings that depend on the position."""
+        return self.scaling.frequencies(self.theta, self.rot, positions)
 
 
-@lru_cache(maxsize=4)
+def parameters(hf: HFConfig, layer_type: str | None) -> HFConfig:
+    """The object that describes the rope of a type of layers: one of `rope_parameters`, or what all layers share."""
+    by_type = hf.read("rope_parameters", dict, {})
+    if not by_type:
+        return HFConfig(hf.read("rope_scaling", dict, {}), f"{hf.source}: rope_scaling")
+    wanted = layer_type or "full_attention"
+    if not isinstance(by_type.get(wanted), dict):
+        raise ConfigError(f"{hf.source}: rope_parameters: has {', '.join(map(str, by_type))}, but no object {wanted!r}")
+    return HFConfig(by_type[wanted], f"{hf.source}: rope_parameters.{wanted}")
+
+
+@lru_cache(maxsize=8)
 def _table(rope: Rope, positions: int) -> NDArray[np.float32]:
-    angles = np.arange(positions, dtype=np.float32)[:, None] * rope.frequencies()[None]
+    angles = np.arange(positions, dtype=np.float32)[:, None] * rope.frequencies(positions)
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    if rope.scaling.amplitude != 1.0:
+        table *= np.float32(rope.scaling.amplitude)
+    table.flags.writeable = False
+    return table
+
+
+@lru_cache(maxsize=8)
+def _query_table(rope: Rope, positions: int) -> NDArray[np.float32]:
+    lengths = np.maximum(np.arange(1, positions + 1), rope.log_n)
+    table = _table(rope, positions) * (np.log(lengths) / math.log(rope.log_n)).astype(np.float32)[:, None]
     table.flags.writeable = False
     return table

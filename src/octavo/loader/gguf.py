@@ -6,52 +6,39 @@ Knows each architecture's names in GGUF and what its converter did to rows; bloc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
 import numpy as np
 
 from octavo.config import HFConfig
 from octavo.errors import ModelFileError
-from octavo.gguf_file import GGUFFile, shown
+from octavo.gguf_file import shown
+from octavo.loader.gguf_names import FAMILIES, LAYER, OUTER
+from octavo.loader.gguf_parts import GGUFModel
 from octavo.quantization import StoredTensor
 
-OUTER = MappingProxyType({"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"})
-# A layer's tensors that families share; an architecture adds or replaces its own.
-LAYER = MappingProxyType(
-    {
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-)
 LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(\w+)\.(weight|bias)")
 OUTER_NAME = re.compile(r"(\w+)\.(weight|bias)")
 # The configuration has taken these already.
-CONSUMED = ("rope_freqs.weight",)
-# Model types whose q and k rows the converter reordered, per head, from two halves to pairs (what ggml's rope for them turns).
-PAIRED = ("llama",)
+CONSUMED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+# Matrices of one row, which the converter writes as vectors.
+ONE_ROW = "shared_expert_gate.weight"
 
 
 class GGUFTensors:
-    """Tensors of one file. `hf` is the configuration from the same file; it gives the heads that rows are grouped by."""
+    """Tensors of one model. `hf` is the configuration from the same files; it gives the heads that rows are grouped by."""
 
     kind = "gguf"
 
-    def __init__(self, file: GGUFFile, hf: HFConfig) -> None:
+    def __init__(self, file: GGUFModel, hf: HFConfig) -> None:
         self.file = file
         file.read_ahead()
-        self.tensors = {hf_name(name): tensor for name, tensor in file.tensors.items() if name not in CONSUMED}
-        paired = hf.read("model_type", str) in PAIRED
-        heads = hf.size("num_attention_heads")
-        self.head_dim = hf.head_dim
-        self.heads: Mapping[str, int] = {"q_proj": heads, "k_proj": hf.size("num_key_value_heads", heads)} if paired else {}
+        self.family = FAMILIES[hf.read("model_type", str)]
+        self.outer, self.layer = {**OUTER, **self.family.outer}, {**LAYER, **self.family.layer}
+        self.tensors = {self.hf_name(name): tensor for name, tensor in file.tensors.items() if name not in CONSUMED}
+        heads, self.head_dim = hf.size("num_attention_heads"), hf.head_dim
+        self.heads = {"q_proj": heads, "k_proj": hf.size("num_key_value_heads", heads)} if self.family.paired else {}
 
     @property
     def nbytes(self) -> int:
@@ -68,10 +55,11 @@ class GGUFTensors:
 
     def get(self, name: str) -> StoredTensor:
         if name not in self.tensors:
-            raise self.error(f"tensor {shown(gguf_name(name))} is missing")
+            raise self.error(f"tensor {shown(self.gguf_name(name))} is missing")
         place = self.tensors[name]
-        data = np.frombuffer(self.file.data(place), np.uint8)
-        tensor = StoredTensor(str(self.file.path), place.name, place.type.name, place.shape, data)
+        data = np.frombuffer(self.file.data(place.name), np.uint8)
+        shape = (1, *place.shape) if name.endswith(ONE_ROW) and len(place.shape) == 1 else place.shape
+        tensor = StoredTensor(str(self.file.file_of(place.name)), place.name, place.type.name, shape, data)
         heads = self.heads.get(name.split(".")[-2])
         return self.unpaired(tensor, heads) if heads else tensor
 
@@ -84,24 +72,22 @@ class GGUFTensors:
         data = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)
         return StoredTensor(tensor.file, tensor.name, tensor.dtype, tensor.shape, data)
 
+    def hf_name(self, name: str) -> str:
+        """Hugging Face's name of a GGUF tensor; a name that no table knows stays as it is, to be reported as unused."""
+        if (match := LAYER_NAME.fullmatch(name)) and match[2] in self.layer:
+            return f"{self.family.prefix}.{match[1]}.{self.layer[match[2]]}.{match[3]}"
+        if (match := OUTER_NAME.fullmatch(name)) and match[1] in self.outer:
+            return f"{self.outer[match[1]]}.{match[2]}"
+        return name
 
-def hf_name(name: str) -> str:
-    """Hugging Face's name of a GGUF tensor; a name that no table knows stays as it is, to be reported as unused."""
-    if (match := LAYER_NAME.fullmatch(name)) and match[2] in LAYER:
-        return f"model.layers.{match[1]}.{LAYER[match[2]]}.{match[3]}"
-    if (match := OUTER_NAME.fullmatch(name)) and match[1] in OUTER:
-        return f"{OUTER[match[1]]}.{match[2]}"
-    return name
-
-
-def gguf_name(name: str) -> str:
-    """The name that the file would have for it: messages speak of what is in the file."""
-    prefix, _, kind = name.rpartition(".")
-    for theirs, ours in OUTER.items():
-        if prefix == ours:
-            return f"{theirs}.{kind}"
-    if match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", prefix):
-        for theirs, ours in LAYER.items():
-            if match[2] == ours:
-                return f"blk.{match[1]}.{theirs}.{kind}"
-    return name
+    def gguf_name(self, name: str) -> str:
+        """The name that the file would have for it: messages speak of what is in the file."""
+        prefix, _, kind = name.rpartition(".")
+        for theirs, ours in self.outer.items():
+            if prefix == ours:
+                return f"{theirs}.{kind}"
+        if match := re.fullmatch(rf"{re.escape(self.family.prefix)}\.(\d+)\.(.+)", prefix):
+            for theirs, ours in self.layer.items():
+                if match[2] == ours:
+                    return f"blk.{match[1]}.{theirs}.{kind}"
+        return name

@@ -1,80 +1,84 @@
 """A model's configuration under Hugging Face's keys, from config.json or (see `gguf_config`) a GGUF file's metadata; and its sampling defaults.
 
-One spelling leaves this file, whatever came in: `torch_dtype` (not `dtype`), `rope_theta` and `rope_scaling` with `rope_type` (not
-`rope_parameters`, not `type`). Knows no architecture beyond its name, imports no code from a model's folder (`auto_map` is data that
-nobody reads), and reads no weights.
+One spelling leaves this file, whatever came in: `torch_dtype` (not `dtype`), the right side of SAME_KEYS, `rope_theta` and `rope_scaling`
+with `rope_type` (not `rope_parameters`, not `type`). Knows no architecture beyond its name, imports no code from a model's folder
+(`auto_map` is data that nobody reads), and reads no weights.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from octavo.config import HFConfig
+from octavo.config import HFConfig, shortened
 from octavo.errors import ModelFileError
-from octavo.gguf_file import GGUFFile, map_file, shown
-from octavo.loader.gguf_config import Translator
+from octavo.json_file import read_json, read_optional_json
+from octavo.loader.gguf_config import MOST_LAYERS, Translator
+from octavo.loader.gguf_parts import GGUFModel
 from octavo.loader.resolve import ModelSource
 
-MOST_JSON_BYTES = 4 << 20
 # Where quantisers wrote what config.json says today, and their methods.
-QUANTIZE_CONFIGS = MappingProxyType({"quantize_config.json": "gptq", "quant_config.json": "awq"})
+QUANTIZE_CONFIGS = (("quantize_config.json", "gptq"), ("quant_config.json", "awq"))
+MOST_HEAD_DIM = 1 << 16
+MOST_LAYERS_OF_EXPERTS = 1 << 18  # layers times experts
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+# Keys of some families (first GPT-2's) -> those of most. The first that is there counts.
+SAME_KEYS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "n_ctx": "max_position_embeddings",
+    "activation_function": "hidden_act",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "norm_epsilon": "layer_norm_eps",
+}
 
 
 def load_hf_config(source: ModelSource) -> HFConfig:
     """The configuration of a model on disk. Raises ModelFileError naming file and key."""
     if source.kind == "gguf":
-        file = GGUFFile.open(source.path, skip=("tokenizer.",))
-        return HFConfig(Translator(file).config(), str(source.path))
+        file = GGUFModel.open(source.path, skip=("tokenizer.",))
+        return checked(HFConfig(Translator(file).config(), str(source.path)))
     path = source.path / "config.json"
     config = normalised(read_json(path), path)
-    for name, method in QUANTIZE_CONFIGS.items():
-        if config.get("quantization_config") is None and (source.path / name).exists():
-            config["quantization_config"] = {"quant_method": method, **read_json(source.path / name)}
-    return HFConfig(config, str(path))
+    for name, method in QUANTIZE_CONFIGS:
+        if config.get("quantization_config") is None and (stored := read_optional_json(source.path / name)):
+            config["quantization_config"] = {"quant_method": method, **stored}
+    return checked(HFConfig(config, str(path)))
 
 
-def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> dict[str, Any]:
-    """The object in a JSON file of bounded size. Raises ModelFileError naming the file and what is wrong."""
-    with map_file(path) as buffer:
-        if len(buffer) > most_bytes:
-            raise ModelFileError(f"{path}: has {len(buffer)} bytes, more than {most_bytes}")
-        return parse_json(buffer[:], str(path))
-
-
-def parse_json(text: bytes, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text.decode(), object_pairs_hook=no_repeats)
-    except UnicodeDecodeError:
-        raise ModelFileError(f"{where}: is not UTF-8 text") from None
-    except RecursionError:
-        raise ModelFileError(f"{where}: is nested too deeply") from None
-    except ValueError as e:
-        raise ModelFileError(f"{where}: is not valid JSON: {str(e)[:200]}") from None
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{where}: must hold an object, not {type(value).__name__}")
-    return value
-
-
-def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A repeated key means that two readers may see two different files."""
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"key {shown(next(key for key in keys if keys.count(key) > 1))} appears twice")
-    return value
+def checked(hf: HFConfig) -> HFConfig:
+    """What no family can mean: layers or experts so many, or heads so wide, that the model alone, without a weight, would fill the memory; and,
+    under a square root, a number below zero, which gives a model that computes and is wrong."""
+    most = {"num_hidden_layers": MOST_LAYERS, "num_layers": MOST_LAYERS, "head_dim": MOST_HEAD_DIM}
+    most |= dict.fromkeys(EXPERTS, MOST_LAYERS_OF_EXPERTS // hf.size("num_hidden_layers", 1, MOST_LAYERS))
+    for key, value in hf.raw.items():
+        if isinstance(value, int) and value > most.get(key, value):
+            raise ModelFileError(f"{hf.source}: {key} = {shortened(value)}: must be in 1..{most[key]}")
+        if key.endswith(("_eps", "_epsilon")) and isinstance(value, (int, float)) and value < 0:
+            raise ModelFileError(f"{hf.source}: {key} = {value}: must not be negative")
+        if key == "query_pre_attn_scalar" and isinstance(value, (int, float)) and value <= 0:
+            raise ModelFileError(f"{hf.source}: {key} = {value}: must be above 0")
+    return hf
 
 
 # Hugging Face
 
 
 def normalised(raw: dict[str, Any], path: Path) -> dict[str, Any]:
-    """`raw` with one spelling for what has several."""
+    """`raw` with one spelling for what has several; of a multimodal configuration the keys of the text model too."""
+    text = raw.get("text_config")
+    if isinstance(text, dict):
+        return normalised({**raw, **text, "model_type": raw.get("model_type"), "text_config": None}, path)
     config = dict(raw)
+    for theirs, ours in SAME_KEYS.items():
+        if config.get(ours) is None and config.get(theirs) is not None:
+            config[ours] = config[theirs]
     if config.get("torch_dtype") is None and config.get("dtype") is not None:
         config["torch_dtype"] = config["dtype"]
     rope = config.pop("rope_parameters", None)
@@ -141,7 +145,7 @@ def load_generation_config(source: ModelSource) -> GenerationConfig:
     Raises ModelFileError naming the file and the key whose value cannot be.
     """
     path = source.folder / "generation_config.json"
-    raw = read_json(path) if path.exists() else {}
+    raw = read_optional_json(path)
     values = {key: number(path, key, raw.get(key), kind, low, high) for key, kind, low, high in LIMITS}
     eos = raw.get("eos_token_id")
     if eos is None and (source.kind == "gguf" or (source.path / "config.json").exists()):

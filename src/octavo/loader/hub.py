@@ -13,7 +13,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from octavo.config import cache_dir
 from octavo.errors import ConfigError
-from octavo.loader.resolve import INDEX
+from octavo.loader.resolve import INDEX, part_names, whole_models
 
 COMPANIONS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
 
@@ -45,12 +45,20 @@ def local(repo: str, rest: list[str], revision: str | None, cache: Path, load_fo
     """What is here, if it is all here: the client also answers with the folder of a download that was cut off."""
     try:
         if rest:
-            return Path(hf_hub_download(repo, rest[0], revision=revision, cache_dir=cache, local_files_only=True))
+            return file_of(repo, rest[0], revision, cache, local_only=True)
         folder = Path(snapshot_download(repo, revision=revision, cache_dir=cache, local_files_only=True))
     except Exception:  # as above; whatever the reason, it is not here
         return None
     has_weights = is_complete(folder) or (load_format != "safetensors" and any(folder.glob("*.gguf")))
     return folder if has_weights else None
+
+
+def file_of(repo: str, name: str, revision: str | None, cache: Path, *, local_only: bool) -> Path:
+    """The file, or the first part of a split model with all others beside it."""
+    files = [
+        hf_hub_download(repo, part, revision=revision, cache_dir=cache, local_files_only=local_only) for part in part_names(name)
+    ]
+    return Path(files[0])
 
 
 def is_complete(folder: Path) -> bool:
@@ -68,15 +76,15 @@ def is_complete(folder: Path) -> bool:
 
 def fetch(repo: str, rest: list[str], revision: str | None, cache: Path, load_format: str) -> Path:
     if rest:
-        return Path(hf_hub_download(repo, rest[0], revision=revision, cache_dir=cache))
+        return file_of(repo, rest[0], revision, cache, local_only=False)
     files = HfApi().list_repo_files(repo, revision=revision)
     ggufs = [file for file in files if file.endswith(".gguf")]
     if load_format != "gguf" and any(file.endswith(".safetensors") for file in files):
         weights = ["*.safetensors"]
-    elif load_format != "safetensors" and len(ggufs) == 1:
+    elif load_format != "safetensors" and len(whole_models(ggufs)) == 1:
         weights = ggufs
     elif ggufs and load_format != "safetensors":
-        raise ConfigError(f"model = {repo!r}: holds {len(ggufs)} gguf files; give one of them: {repo}/{ggufs[0]}, ...")
+        raise ConfigError(f"model = {repo!r}: holds {len(whole_models(ggufs))} gguf models; give one of them: {repo}/{ggufs[0]}, ...")
     else:
         wanted = ".safetensors or .gguf" if load_format == "auto" else f".{load_format}"
         raise ConfigError(f"model = {repo!r}: has no {wanted} file on the hub")

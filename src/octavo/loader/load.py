@@ -11,16 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config import HFConfig
-from octavo.gguf_file import GGUFFile, shown
+from octavo.gguf_file import shown
 from octavo.loader.checkpoint import Checkpoint, FileCheckpoint
 from octavo.loader.gguf import GGUFTensors
+from octavo.loader.gguf_parts import GGUFModel
 from octavo.loader.resolve import ModelSource
 from octavo.loader.safetensors import SafetensorsTensors
+from octavo.loader.spelling import Spelled
 from octavo.ops.packed import PackedWeight, merge
 from octavo.quantization import Tensors, choose_format
 
-# Stored by some writers and used by no model of ours: tables that follow from the configuration, and a head that is tied anyway.
-IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")
+# Stored by some writers and used by no model of ours: tables that follow from the configuration, GPT-2's causal masks, and a head that is
+# tied anyway.
+IGNORED = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "lm_head.weight")
 
 
 class LinearSlot(Protocol):
@@ -49,7 +52,9 @@ class VectorSlot(Protocol):
 
 
 class Loadable(Protocol):
-    """A model as the loader sees it."""
+    """A model as the loader sees it. left_out: prefixes of the stored tensors that it knows of and has no use for."""
+
+    left_out: tuple[str, ...]
 
     def linears(self) -> Iterable[LinearSlot]: ...
 
@@ -58,10 +63,11 @@ class Loadable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Bytes of the weights as packed, each counted once, and what they would take in fp16."""
+    """Bytes of the weights as packed, each counted once, and what they would take in fp16; stored tensors that the model leaves out."""
 
     weights_bytes: int
     fp16_bytes: int
+    left_out: tuple[str, ...] = ()
 
 
 def open_checkpoint(source: ModelSource, hf: HFConfig, dtype: str = "auto", quantization: str | None = None) -> FileCheckpoint:
@@ -70,11 +76,12 @@ def open_checkpoint(source: ModelSource, hf: HFConfig, dtype: str = "auto", quan
     `dtype` is auto (as stored), float32, bfloat16 or float16, for matrices that are not quantised; `quantization` None, or what the files must
     say. Raises ModelFileError for a fault of the files, ConfigError if an option disagrees with them.
     """
-    tensors: Tensors
+    stored: Tensors
     if source.kind == "gguf":
-        tensors = GGUFTensors(GGUFFile.open(source.path, skip=("tokenizer.",)), hf)
+        stored = GGUFTensors(GGUFModel.open(source.path, skip=("tokenizer.",)), hf)
     else:
-        tensors = SafetensorsTensors(source.path)
+        stored = SafetensorsTensors(source.path)
+    tensors = Spelled(stored)
     name, opened = choose_format(hf, tensors, dtype, quantization)
     return FileCheckpoint(tensors, opened, name, dtype)
 
@@ -101,8 +108,9 @@ def load_weights(model: Loadable, checkpoint: Checkpoint, threads: int = 1) -> L
         vector.value = checkpoint.vector(vector.name, vector.size)
         used.add(vector.name)
         size.add(vector.value.nbytes, vector.size)
-    refuse_unused(checkpoint, used)
-    return LoadReport(size.nbytes, 2 * size.numbers)
+    left_out = tuple(name for name in checkpoint.names() if name.startswith(model.left_out)) if model.left_out else ()
+    refuse_unused(checkpoint, used.union(left_out))
+    return LoadReport(size.nbytes, 2 * size.numbers, left_out)
 
 
 def load_matrices(model: Loadable, checkpoint: Checkpoint, threads: int) -> dict[str, PackedWeight]:

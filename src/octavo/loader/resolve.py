@@ -16,11 +16,13 @@ from typing import Literal
 
 from octavo.config import cache_dir
 from octavo.errors import ConfigError
+from octavo.gguf_file import shown
 
 Kind = Literal["gguf", "safetensors"]
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(/[\w.-]+\.gguf)?", re.ASCII)
 INDEX = "model.safetensors.index.json"
+GGUF_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +113,30 @@ def resolve_model(
     stderr. Raises ConfigError with one line that says what a model can be, or why it could not be fetched.
     """
     if not model or "\0" in model or "\n" in model:
-        raise ConfigError(f"model = {model!r}: {what_it_can_be()}")
+        raise ConfigError(f"model = {shown(model)}: {what_it_can_be()}")
     if model in BUILT_IN:
         refuse_revision(model, revision)
         return built_in(model, download_dir, load_format, progress)
-    path = Path(model).expanduser()
-    if path.exists():
+    path = existing(model)
+    if path is not None:
         refuse_revision(model, revision)
         return source_at(path, model, load_format)
     if HUB_ID.fullmatch(model) and (model.count("/") == 2 or not model.endswith(".gguf")):
         from octavo.loader.hub import hub_path  # noqa: PLC0415 - huggingface_hub takes longer to import than a cached model to start
 
         return source_at(hub_path(model, revision, download_dir, load_format, progress), model, load_format)
-    raise ConfigError(f"model = {model!r}: no such file, folder or built-in name; {what_it_can_be()}")
+    raise ConfigError(f"model = {shown(model)}: no such file, folder or built-in name; {what_it_can_be()}")
+
+
+def existing(model: str) -> Path | None:
+    """The path, if there is anything at it. ConfigError if the system cannot even tell, or the home folder of ~ is unknown."""
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except OSError as e:
+        raise ConfigError(f"model = {shown(model)}: {e.strerror}") from None
+    except (RuntimeError, ValueError) as e:
+        raise ConfigError(f"model = {shown(model)}: {e}") from None
 
 
 def what_it_can_be() -> str:
@@ -143,7 +156,29 @@ def source_at(path: Path, name: str, load_format: str) -> ModelSource:
         raise ConfigError(f"model = {name!r}: a model that is a single file must be .gguf; otherwise give its folder")
     if load_format not in ("auto", "gguf"):
         raise ConfigError(f"load_format = {load_format!r}: {path} is a gguf file")
-    return ModelSource(path, "gguf", name)
+    first = path.with_name(first_part(path.name))
+    if not first.exists():
+        raise ConfigError(f"model = {name!r}: {first.name}, the first part of the model, is not beside it")
+    return ModelSource(first, "gguf", name)
+
+
+def part_names(name: str) -> list[str]:
+    """All names of the split model to which a file NAME-00002-of-00003.gguf belongs; just the name for one of no such form."""
+    match = GGUF_PART.fullmatch(name)
+    if not match or not 1 <= int(match[2]) <= int(match[3]):
+        return [name]
+    return [f"{match[1]}-{i + 1:05}-of-{match[3]}.gguf" for i in range(int(match[3]))]
+
+
+def first_part(name: str) -> str:
+    """The first of `part_names`."""
+    match = GGUF_PART.fullmatch(name)
+    return f"{match[1]}-00001-of-{match[3]}.gguf" if match and 1 <= int(match[2]) <= int(match[3]) else name
+
+
+def whole_models(ggufs: list[str]) -> list[str]:
+    """Names of files, with only the first part of each split model."""
+    return sorted(set(map(first_part, ggufs)))
 
 
 def source_in(folder: Path, name: str, load_format: str) -> ModelSource:
@@ -151,14 +186,14 @@ def source_in(folder: Path, name: str, load_format: str) -> ModelSource:
         files = sorted(file.name for file in folder.iterdir())
     except OSError as e:
         raise ConfigError(f"model = {name!r}: cannot be listed: {e.strerror}") from None
-    ggufs = [file for file in files if file.lower().endswith(".gguf")]
+    ggufs = whole_models([file for file in files if file.lower().endswith(".gguf")])
     safetensors = [file for file in files if file.endswith(".safetensors") or file == INDEX]
     if safetensors and load_format in ("auto", "safetensors"):
         return ModelSource(folder, "safetensors", name)
     if len(ggufs) == 1 and load_format in ("auto", "gguf"):
-        return ModelSource(folder / ggufs[0], "gguf", name)
+        return source_at(folder / ggufs[0], name, load_format)
     if ggufs and load_format in ("auto", "gguf"):
-        raise ConfigError(f"model = {name!r}: holds {len(ggufs)} .gguf files; give one of them: {', '.join(ggufs[:8])}")
+        raise ConfigError(f"model = {name!r}: holds {len(ggufs)} .gguf models; give one of them: {', '.join(ggufs[:8])}")
     wanted = ".safetensors or .gguf" if load_format == "auto" else f".{load_format}"
     pickled = [file for file in files if file.endswith((".bin", ".pt", ".pth", ".ckpt"))]
     why = f"; pickled weights ({pickled[0]}) are never loaded, convert them to safetensors" if pickled else ""

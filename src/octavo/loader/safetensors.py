@@ -19,7 +19,7 @@ import numpy as np
 
 from octavo.errors import ModelFileError
 from octavo.gguf_file import map_file, shown
-from octavo.loader.hf_config import parse_json, read_json
+from octavo.json_file import parse_json, read_json
 from octavo.loader.resolve import INDEX
 from octavo.quantization import StoredTensor
 
@@ -27,6 +27,7 @@ from octavo.quantization import StoredTensor
 MOST_HEADER_BYTES = 32 << 20
 MOST_INDEX_BYTES = 32 << 20
 MOST_DIMS = 8
+MOST_NAME_BYTES = 255
 BITS = MappingProxyType(
     {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64, "F16": 16, "BF16": 16, "F32": 32}
     | {"F64": 64, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
@@ -120,8 +121,9 @@ class SafetensorsTensors:
     kind = "safetensors"
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.files = open_folder(folder)
+        paths = {file.path for file in self.files.values()}
+        self.where = folder / INDEX if len(paths) > 1 else next(iter(paths), folder)
 
     @property
     def nbytes(self) -> int:
@@ -134,7 +136,7 @@ class SafetensorsTensors:
         return name in self.files
 
     def error(self, text: str) -> ModelFileError:
-        return ModelFileError(f"{self.folder}: {text}")
+        return ModelFileError(f"{self.where}: {text}")
 
     def get(self, name: str) -> StoredTensor:
         if name not in self.files:
@@ -162,10 +164,32 @@ def open_shards(folder: Path, index: Path) -> dict[str, SafetensorsFile]:
         raise ModelFileError(f"{index}: key 'weight_map' must be an object that is not empty")
     shards: dict[str, SafetensorsFile] = {}
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+        if not is_shard_name(shard):
             raise ModelFileError(f"{index}: tensor {shown(name)}: {shown(str(shard))} is not the name of a .safetensors file in the folder")
         if shard not in shards:
             shards[shard] = SafetensorsFile(folder / shard)
         if name not in shards[shard].places:
             raise ModelFileError(f"{folder / shard}: tensor {shown(name)} is missing, though {INDEX} says that it is there")
-    return {name: shards[shard] for name, shard in weight_map.items()}
+    return joined(shards.values())
+
+
+def is_shard_name(name: Any) -> bool:
+    """Whether it names a file of the folder itself, and can be shown in a message."""
+    return (
+        isinstance(name, str)
+        and Path(name).name == name
+        and name.endswith(".safetensors")
+        and name.isprintable()
+        and len(name.encode()) <= MOST_NAME_BYTES
+    )
+
+
+def joined(shards: Iterable[SafetensorsFile]) -> dict[str, SafetensorsFile]:
+    """The file of each tensor of all shards. What the index does not name is there all the same, for the model to use or to refuse."""
+    files: dict[str, SafetensorsFile] = {}
+    for shard in shards:
+        for name in shard.places:
+            if name in files:
+                raise ModelFileError(f"{shard.path}: tensor {shown(name)}: is in {files[name].path.name} too")
+            files[name] = shard
+    return files

@@ -1,4 +1,4 @@
-"""Llama: pre-norm blocks of rotary attention and a gated MLP (Touvron et al. 2023). Llama 2 and 3, SmolLM2, Mistral without a window."""
+"""Llama: pre-norm blocks of rotary attention and a gated MLP (Touvron et al. 2023). Llama 2 and 3, SmolLM2."""
 
 # T = tokens of the batch, D = hidden size
 
@@ -8,6 +8,8 @@ from octavo import ops
 from octavo.config import HFConfig
 from octavo.layers import Attention, Decoder, GatedMLP, Module, Projections, RMSNorm, Rope
 from octavo.ops.batch import Batch
+
+ARCHITECTURES = ("LlamaForCausalLM",)
 
 
 class Block(Module):

@@ -10,7 +10,8 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
-from octavo.tokenizer.tokenizer import REPLACEMENT, DecoderKind, Tokenizer, strip_lead
+from octavo.tokenizer.decoding import REPLACEMENT, DecoderKind, strip_lead
+from octavo.tokenizer.tokenizer import Tokenizer
 
 # Tokens of the prompt that the package's decoders may need to see before the first new one.
 CONTEXT_TOKENS = 6
@@ -62,7 +63,7 @@ class ByteDetokenizer:
         self._pieces = tokenizer.pieces[skip_special_tokens]
         self._lead = tokenizer.lead if opens_text else 0
         self._plain = not self._lead
-        self._utf8 = _utf8_decoder("replace")
+        self._utf8 = _utf8_decoder(tokenizer.errors)
 
     def push(self, token_ids: Sequence[int]) -> str:
         if self._plain and len(token_ids) == 1:
@@ -81,9 +82,12 @@ class ByteDetokenizer:
             return piece
         if not piece:  # a special token, left out: it neither completes nor opens anything
             return ""
-        if self._lead and self._tokenizer.decoder_kind is DecoderKind.METASPACE:
-            self._lead = 0
+        if self._lead and self._tokenizer.lead_is_in_tokens:
             piece = self._tokenizer.first_bytes(token_id)
+            if not self._tokenizer.still_opens(token_id):
+                self._lead = 0
+            elif not piece:
+                return ""
         text = self._utf8.decode(piece.encode() if isinstance(piece, str) else piece)
         if self._lead and text:
             stripped = strip_lead(text, self._lead)

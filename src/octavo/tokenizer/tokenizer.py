@@ -8,30 +8,30 @@ is one of the usual kinds (byte-level, or SentencePiece's), so that streaming an
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from octavo.errors import ConfigError, InvalidRequestError, ModelFileError
+from octavo.tokenizer.decoding import (
+    BY_BYTE_TOKENS,
+    BYTE_OF_CHARACTER,
+    EACH_BYTE,
+    EACH_SEQUENCE,
+    WITHOUT_UNKNOWN,
+    DecoderKind,
+    decoder_of,
+    most_shrink,
+    strip_lead,
+)
 from octavo.tokenizer.folder_vocab import read_eos_ids, read_folder
 from octavo.tokenizer.gguf_vocab import read_gguf
-from octavo.tokenizer.vocabulary import DEFAULT_TEMPLATE, Vocabulary
+from octavo.tokenizer.spm_normalizer import MARK
+from octavo.tokenizer.vocabulary import DEFAULT_TEMPLATE, PieceLead, Vocabulary
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-class DecoderKind(Enum):
-    """How tokens become text."""
-
-    BYTE_LEVEL = "byte_level"  # every character of a token stands for a byte
-    BYTE_FALLBACK = "byte_fallback"  # a mark stands for a space, <0x0A> for a byte
-    METASPACE = "metaspace"  # a mark stands for a space
-    OTHER = "other"  # only the package knows
 
 
 class TokenTable(dict[int, Any]):
@@ -54,6 +54,7 @@ class Tokenizer:
         bos_token_id: None if the checkpoint names none.
         eos_token_ids: ids that end a generation, the checkpoint's main one first.
         special_ids: ids that `skip_special_tokens` leaves out of text.
+        errors: name of the codec error handler by which bytes become text.
         special_tokens: `bos_token` etc. and their text, as chat templates name them.
         chat_templates: by name; `chat_template` is the default one or None.
         pieces: for each choice of skip_special_tokens, id -> text, or bytes where a token is not whole characters.
@@ -71,8 +72,16 @@ class Tokenizer:
         self._suffix = vocabulary.suffix_ids
         added = self._backend.get_added_tokens_decoder()
         self.added_tokens: Mapping[int, str] = {i: token.content for i, token in added.items()}
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self.decoder_kind, self._mark, self.lead = _decoder_kind(self._backend)
+        self.special_ids = frozenset(i for i, token in added.items() if token.special).union(vocabulary.unwritten_ids)
+        self.decoder_kind, self._mark, self.lead = decoder_of(self._backend)
+        self._piece_lead = vocabulary.piece_lead
+        if self._piece_lead is not None:
+            self.decoder_kind, self._mark = DecoderKind.SENTENCEPIECE, MARK
+            self.lead = 0 if self._piece_lead is PieceLead.KEPT else 1
+        self.errors = EACH_BYTE if self.decoder_kind in BY_BYTE_TOKENS else EACH_SEQUENCE
+        self._opening = vocabulary.opening
+        self._special_texts = tuple(token.content for token in added.values() if not token.normalized)
+        self._expansions = vocabulary.expansions
         self._bytes = TokenTable(self._token_bytes)
         self.pieces = {False: TokenTable(self._piece), True: TokenTable(self._visible_piece)}
 
@@ -106,7 +115,7 @@ class Tokenizer:
         Raises InvalidRequestError (with `param`) for lone surrogates, which no UTF-8 can hold.
         """
         check_text(text, param)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._expanded(self._backend.encode(self._opened(text), add_special_tokens=add_special_tokens).ids)
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def encode_batch(
@@ -115,10 +124,21 @@ class Tokenizer:
         """`encode` of many texts, in parallel."""
         for text in texts:
             check_text(text, param)
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        opened = [self._opened(text) for text in texts]
+        encodings = self._backend.encode_batch_fast(opened, add_special_tokens=add_special_tokens)
         if not add_special_tokens:
-            return [encoding.ids for encoding in encodings]
-        return [[*self._prefix, *encoding.ids, *self._suffix] for encoding in encodings]
+            return [self._expanded(encoding.ids) for encoding in encodings]
+        return [[*self._prefix, *self._expanded(encoding.ids), *self._suffix] for encoding in encodings]
+
+    def _opened(self, text: str) -> str:
+        if not self._opening or not text or text.startswith(self._special_texts):
+            return text
+        return self._opening + text
+
+    def _expanded(self, ids: list[int]) -> list[int]:
+        if not self._expansions or self._expansions.keys().isdisjoint(ids):
+            return ids
+        return [part for i in ids for part in self._expansions.get(i, (i,))]
 
     # Decoding
 
@@ -133,7 +153,9 @@ class Tokenizer:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD.
 
         Equal to the package's decoding but for one thing: where byte tokens of a SentencePiece vocabulary are not all valid, the package
-        gives up the whole run of them, which no stream could do; here each invalid sequence is one U+FFFD.
+        gives up the whole run of them, which no stream could do; here, as in SentencePiece itself, each byte that is not part of a
+        character is one U+FFFD. Of a vocabulary in SentencePiece's own format (`tokenizer.model`, GGUF) the text is SentencePiece's, but
+        that its unknown piece is a special token like any other.
 
         Raises InvalidRequestError (with `param`) for an id that is not in the vocabulary.
         """
@@ -148,12 +170,8 @@ class Tokenizer:
         if not ids:
             return ""
         table = self._bytes
-        data = (
-            b"".join([self.first_bytes(ids[0]), *(table[i] for i in ids[1:])])
-            if self.lead
-            else b"".join([table[i] for i in ids])
-        )
-        text = data.decode("utf-8", "replace")
+        parts = self._leading_parts(ids) if self.lead else []
+        text = b"".join([*parts, *(table[i] for i in ids[len(parts) :])]).decode("utf-8", self.errors)
         return strip_lead(text, self.lead) if self.decoder_kind is DecoderKind.BYTE_FALLBACK else text
 
     def decode_other(self, ids: Sequence[int], skip_special_tokens: bool, spaces_between_special_tokens: bool) -> str:
@@ -181,7 +199,7 @@ class Tokenizer:
     def token_str(self, token_id: int) -> str:
         """The text of one token by itself: U+FFFD for bytes that are not whole characters, "" for an id beyond the vocabulary."""
         piece = self.pieces[False][token_id]
-        return piece if isinstance(piece, str) else piece.decode("utf-8", "replace")
+        return piece if isinstance(piece, str) else piece.decode("utf-8", self.errors)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token contributes to the text, b"" for an id beyond the vocabulary."""
@@ -193,16 +211,44 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(token)
         return found
 
+    @property
+    def lead_is_in_tokens(self) -> bool:
+        """Whether the token that opens a text must be taken by `first_bytes`."""
+        return self.lead > 0 and self.decoder_kind in (DecoderKind.METASPACE, DecoderKind.SENTENCEPIECE)
+
     def first_bytes(self, token_id: int) -> bytes:
         """The bytes of a token that opens a text: SentencePiece's mark of a word's begin is no space there."""
-        if self.decoder_kind is not DecoderKind.METASPACE:
-            return self.token_bytes(token_id)
-        return (self._name(token_id)).replace(self._mark, "").encode()
+        if self.decoder_kind is DecoderKind.METASPACE:
+            return self._name(token_id).replace(self._mark, "").encode()
+        data = self.token_bytes(token_id)
+        if self.decoder_kind is DecoderKind.SENTENCEPIECE and self._name(token_id).startswith(self._mark):
+            return data[1:]
+        return data
+
+    def still_opens(self, token_id: int) -> bool:
+        """Whether the token behind this one, which opened a text, opens it as well."""
+        if self._piece_lead is PieceLead.ALL:
+            return not self.first_bytes(token_id)
+        return not self.token_bytes(token_id)
+
+    def _leading_parts(self, ids: Sequence[int]) -> list[bytes]:
+        parts = []
+        for token_id in ids:
+            parts.append(self.first_bytes(token_id))
+            if not self.still_opens(token_id):
+                break
+        return parts
 
     @cached_property
     def max_token_bytes(self) -> int:
-        """Bytes of the longest token: n bytes of text are at least n / max_token_bytes tokens, known without encoding."""
-        return max(len(self._token_bytes(i)) for i in range(self.vocab_size))
+        """The most bytes of text that one token can stand for: n bytes are at least n / max_token_bytes tokens, known without encoding.
+
+        Where a normaliser may leave out any amount of text there is no such number, and this is larger than any text.
+        """
+        shrink = most_shrink(self._backend) if self.decoder_kind in WITHOUT_UNKNOWN else None
+        if shrink is None:
+            return sys.maxsize
+        return max(len(self._token_bytes(i)) for i in range(self.vocab_size)) * shrink
 
     # Tables
 
@@ -220,7 +266,7 @@ class Tokenizer:
                 return name.encode()
         if self.decoder_kind is DecoderKind.OTHER:
             return str(self._backend.decode([token_id], skip_special_tokens=False)).encode() if name else b""
-        if self.decoder_kind is DecoderKind.BYTE_FALLBACK and (byte := _BYTE_TOKEN.fullmatch(name)):
+        if self.decoder_kind in BY_BYTE_TOKENS and (byte := _BYTE_TOKEN.fullmatch(name)):
             return bytes([int(byte[1], 16)])
         return name.replace(self._mark, " ").encode()
 
@@ -247,50 +293,13 @@ def check_text(text: str, param: str | None = None) -> None:
         ) from None
 
 
-def strip_lead(text: str, most: int) -> str:
-    """`text` without its first spaces, at most `most` of them."""
-    count = min(most, len(text) - len(text.lstrip(" ")))
-    return text[count:]
-
-
 def _read(path: Path) -> Vocabulary:
     if path.is_dir():
         return read_folder(path)
     if path.suffix == ".gguf":
         return read_gguf(path)
-    if path.name.endswith(".json"):
+    if path.suffix in (".json", ".tiktoken") or ".model" in path.suffixes:
         return read_folder(path.parent, path)
-    raise ModelFileError(f"{path}: a tokenizer is a folder with tokenizer.json, or a .gguf file")
-
-
-def _byte_characters() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes of Latin-1 stand for themselves, the others, in order, for U+0100 and on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    return {**{chr(b): b for b in printable}, **{chr(0x100 + i): b for i, b in enumerate(others)}}
-
-
-BYTE_OF_CHARACTER = _byte_characters()
-
-
-def _decoder_kind(backend: Any) -> tuple[DecoderKind, str, int]:
-    """The kind, the mark that stands for a space, and how many leading spaces are no text (any number above 0 for METASPACE)."""
-    if backend.decoder is None:
-        return DecoderKind.OTHER, "", 0
-    state = msgspec.json.decode(backend.decoder.__getstate__())
-    steps = state["decoders"] if state["type"] == "Sequence" else [state]
-    kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"]:
-        return DecoderKind.BYTE_LEVEL, "", 0
-    if kinds == ["Metaspace"]:
-        return (
-            DecoderKind.METASPACE,
-            str(steps[0]["replacement"]),
-            0 if steps[0].get("prepend_scheme") == "never" else 1,
-        )
-    if kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and kinds[3:] in ([], ["Strip"]):
-        replace, strip = steps[0], steps[3] if len(steps) > 3 else {"content": " ", "start": 0, "stop": 0}
-        mark = replace["pattern"].get("String")
-        if mark and replace["content"] == " " and strip["content"] == " " and strip["stop"] == 0:
-            return DecoderKind.BYTE_FALLBACK, str(mark), int(str(strip["start"]))
-    return DecoderKind.OTHER, "", 0
+    raise ModelFileError(
+        f"{path}: a tokenizer is a folder with one, a .json, .model or .tiktoken file of one, or a .gguf file"
+    )

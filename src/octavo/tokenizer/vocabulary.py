@@ -6,6 +6,7 @@ Knows the `tokenizers` package. Does not know how a folder or a GGUF file is lai
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 import tokenizers
@@ -31,12 +32,23 @@ TURN_ENDS = (
 )
 
 
+class PieceLead(Enum):
+    """Which mark of a space at the begin of a text is none, in a vocabulary of SentencePiece's own format."""
+
+    KEPT = "kept"  # all are spaces
+    FIRST = "first"  # that of the first piece was put there by the encoder
+    ALL = "all"  # the encoder leaves no space at the begin of a text
+
+
 @dataclass(slots=True, kw_only=True)
 class Vocabulary:
     """A built tokenizer with the facts that the checkpoint's files tell beside it.
 
     `prefix_ids` and `suffix_ids` go around a text encoded with special tokens, on top of the backend's own post-processor.
     `special_tokens` are the names that chat templates know (`bos_token`, ...). `chat_templates` maps a name to its text.
+    `opening` goes in front of a text that does not begin with a special token. `expansions` are ids of the backend that stand for
+    several: words that are special only next to one another. `unwritten_ids` are special tokens that no text gives. `piece_lead` says
+    that tokens are SentencePiece's pieces, decoded as SentencePiece does; None for whatever the backend's decoder says.
     """
 
     source: str
@@ -48,6 +60,10 @@ class Vocabulary:
     suffix_ids: list[int] = field(default_factory=list)
     special_tokens: dict[str, str] = field(default_factory=dict)
     chat_templates: dict[str, str] = field(default_factory=dict)
+    opening: str = ""
+    expansions: dict[int, list[int]] = field(default_factory=dict)
+    unwritten_ids: list[int] = field(default_factory=list)
+    piece_lead: PieceLead | None = None
 
     def add_turn_ends(self) -> None:
         """Adds to the end-of-sequence ids the special turn ends that the default template writes."""

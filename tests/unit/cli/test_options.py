@@ -209,7 +209,7 @@ def test_words_that_compute_nothing_load_nothing(words: list[str]) -> None:
 
 
 def ready() -> EngineReady:
-    return EngineReady(2048, 49152, 16, 100, 4 << 20, 90_000_000, 256, 512, 2, "cpu avx2, 2 threads", [Phase("map weights", 0.01)], 1)
+    return EngineReady(2048, 49152, 16, 100, 4 << 20, 1600, 90_000_000, 256, 512, 2, "cpu avx2, 2 threads", [Phase("map weights", 0.01)], 1)
 
 
 def test_the_greeting_has_an_address_and_a_line_to_try() -> None:

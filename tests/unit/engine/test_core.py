@@ -559,7 +559,7 @@ def test_reset_while_a_step_is_computed() -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda d: d.request("a").block_table.pop(),
+        lambda d: d.request("a").block_tables[0].pop(),
         lambda d: d.scheduler.running.clear(),
         lambda d: d.scheduler.running.reverse(),
         lambda d: d.core.requests.pop("a"),

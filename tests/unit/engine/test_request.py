@@ -25,7 +25,7 @@ def test_a_new_request_knows_its_prompt_and_has_computed_nothing() -> None:
     assert (request.num_tokens, request.num_prompt_tokens, request.num_output_tokens) == (3, 3, 0)
     assert (request.num_computed_tokens, request.num_pending_tokens) == (0, 3)
     assert request.status is RequestStatus.WAITING and not request.is_finished
-    assert request.block_table == []
+    assert request.block_tables == [[]]
 
 
 def test_a_resumed_request_knows_its_output_too() -> None:

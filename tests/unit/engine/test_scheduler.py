@@ -51,7 +51,7 @@ def test_a_long_prompt_is_cut_into_chunks_and_only_the_last_samples() -> None:
     plans = d.steps(3)
     assert [shares(p)["a"] for p in plans] == [(0, 16), (16, 16), (32, 5)]
     assert [p.scheduled[0].samples for p in plans] == [False, False, True]
-    assert [len(p.scheduled[0].block_ids) for p in plans] == [4, 8, 10]
+    assert [len(p.scheduled[0].block_ids[0]) for p in plans] == [4, 8, 10]
     assert len(d.outputs["a"]) == 1
 
 
@@ -153,7 +153,7 @@ def test_a_newcomer_must_leave_room_for_the_next_tokens_of_all() -> None:
 def test_blocks_are_taken_when_a_token_needs_them() -> None:
     d = Driver()
     d.add("a", 3, max_tokens=8)
-    held = [len(p.scheduled[0].block_ids) for p in d.run()]
+    held = [len(p.scheduled[0].block_ids[0]) for p in d.run()]
     assert held == [1, 1, 2, 2, 2, 2, 3, 3]
 
 
@@ -185,7 +185,7 @@ def test_the_runner_hears_of_a_preemption_and_is_told_all_again() -> None:
         plan = d.step(own_tokens)
     assert plan.released_request_ids == ["young"] and "young" not in shares(plan)
     young = d.request("young")
-    assert young.status is RequestStatus.PREEMPTED and young.block_table == []
+    assert young.status is RequestStatus.PREEMPTED and young.block_tables == [[]]
     known = young.num_output_tokens
     while "young" not in shares(plan):
         plan = d.step(own_tokens)
@@ -226,7 +226,7 @@ def test_nobody_later_is_left_so_it_waits_and_keeps_what_it_has() -> None:
         plan = d.plan()
         if "young" in d.running() and "young" not in shares(plan):
             waited += 1
-            assert d.request("young").block_table
+            assert d.request("young").block_tables[0]
         d.answer(plan, own_tokens)
     assert d.core.totals.num_preemptions == 0 and waited >= 0
     assert len(d.tokens("young")) == 12
@@ -265,7 +265,7 @@ def test_one_request_may_have_the_whole_pool() -> None:
     d = Driver(num_blocks=4, max_num_batched_tokens=32)
     d.add("a", 8, max_tokens=9)
     plans = d.run()
-    assert len(plans[-1].scheduled[0].block_ids) == 4 and len(d.tokens("a")) == 9
+    assert len(plans[-1].scheduled[0].block_ids[0]) == 4 and len(d.tokens("a")) == 9
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_blocks_are_shared_while_both_run() -> None:
     d.step()
     d.add("b", 9)
     plan = d.step()
-    tables = {s.request_id: s.block_ids for s in plan.scheduled}
+    tables = {s.request_id: s.block_ids[0] for s in plan.scheduled}
     assert tables["a"][:2] == tables["b"][:2] and tables["a"][2] != tables["b"][2]
     assert d.pool.num_used == 4
 
@@ -398,7 +398,7 @@ def test_nothing_is_found_before_its_step_has_succeeded() -> None:
     d.add("b", 9)
     plan = d.plan()
     assert shares(plan) == {"a": (0, 9), "b": (0, 7)}
-    assert not set(plan.scheduled[0].block_ids) & set(plan.scheduled[1].block_ids)
+    assert not set(plan.scheduled[0].block_ids[0]) & set(plan.scheduled[1].block_ids[0])
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ def test_siblings_wait_for_the_prompt_and_then_share_it(caching: bool) -> None:
     assert shares(d.step(own_tokens)) == {"s0": (0, 10)}
     plan = d.step(own_tokens)
     assert shares(plan) == {"s0": (10, 1), "s1": (9, 1), "s2": (9, 1)}
-    tables = [s.block_ids for s in plan.scheduled]
+    tables = [s.block_ids[0] for s in plan.scheduled]
     assert len({tuple(t[:2]) for t in tables}) == 1, "the full blocks are shared"
     assert len({t[2] for t in tables}) == 3, "the part-filled one is copied"
     assert [c.source for c in plan.block_copies] == [tables[0][2]] * 2
@@ -462,7 +462,7 @@ def test_a_prompt_that_ends_with_a_block_is_copied_too() -> None:
     add_family(d, 2, prompt=8)
     d.step(own_tokens)
     plan = d.step(own_tokens)
-    tables = {s.request_id: s.block_ids for s in plan.scheduled}
+    tables = {s.request_id: s.block_ids[0] for s in plan.scheduled}
     assert shares(plan)["s1"] == (7, 1)
     assert [(c.source, c.target) for c in plan.block_copies] == [(tables["s0"][1], tables["s1"][1])]
     assert tables["s0"][0] == tables["s1"][0]
@@ -474,7 +474,7 @@ def test_nothing_to_copy_where_the_last_token_begins_a_block() -> None:
     d.step(own_tokens)
     plan = d.step(own_tokens)
     assert plan.block_copies == [] and shares(plan)["s1"] == (8, 1)
-    assert plan.scheduled[0].block_ids[:2] == plan.scheduled[1].block_ids[:2]
+    assert plan.scheduled[0].block_ids[0][:2] == plan.scheduled[1].block_ids[0][:2]
 
 
 def test_a_prompt_of_one_token_is_computed_by_each() -> None:
@@ -584,12 +584,12 @@ def test_a_running_request_never_writes_what_others_read_or_find() -> None:
     d = Driver()
     d.add("a", 6)
     d.step(own_tokens)
-    last = d.request("a").block_table[-1]
+    last = d.request("a").block_tables[0][-1]
     d.pool.share([last])
     plan = d.core.schedule(d.now)
     assert plan is not None
     [copy] = plan.block_copies
-    assert copy.source == last and plan.scheduled[0].block_ids[-1] == copy.target != last
+    assert copy.source == last and plan.scheduled[0].block_ids[0][-1] == copy.target != last
 
 
 # --- one step at a time ---

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -145,6 +146,32 @@ def tiny_llama(seed: int = 0, **changes: object) -> Gguf:
     tensors += [random_tensor(rng, f"blk.0.{name}.weight", dims, kind) for name, (dims, kind) in layer.items()]
     tensors.append(random_tensor(rng, "output_norm.weight", (64,), 0))
     return Gguf([(key, kind, value) for key, (kind, value) in values.items()], tensors)
+
+
+def split_gguf(model: Gguf, *cuts: int, **changes: dict[int, object]) -> list[Gguf]:
+    """The model in parts, cut before these tensors: the first has all metadata, the others only what joins them.
+
+    changes: for no, count, tensors (the keys split.*): values by part, None to leave the key out.
+    """
+    edges = [0, *cuts, len(model.tensors)]
+    parts = []
+    for i in range(len(edges) - 1):
+        keys = {"no": ("split.no", 2, i), "count": ("split.count", 2, len(edges) - 1), "tensors": ("split.tensors.count", 5, len(model.tensors))}
+        entries: list[tuple[str, int, object]] = []
+        for name, (key, kind, value) in keys.items():
+            changed = changes.get(name, {}).get(i, value)
+            if changed is not None:
+                entries.append((key, STRING if isinstance(changed, str) else kind, changed))
+        parts.append(Gguf([*model.entries, *entries] if i == 0 else entries, model.tensors[edges[i] : edges[i + 1]]))
+    return parts
+
+
+def write_parts(folder: Path, parts: list[Gguf], name: str = "m", count: int = 0) -> list[Path]:
+    """Writes them under the names that they must have."""
+    paths = [folder / f"{name}-{i + 1:05}-of-{count or len(parts):05}.gguf" for i in range(len(parts))]
+    for path, part in zip(paths, parts, strict=True):
+        path.write_bytes(joined(part.fields()))
+    return paths
 
 
 # safetensors

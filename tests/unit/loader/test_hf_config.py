@@ -113,7 +113,7 @@ def test_llama3_scaling_is_recognised_by_its_divisors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"general__architecture": (STRING, "gpt2")}, "general.architecture"),
+        ({"general__architecture": (STRING, "bert")}, "general.architecture"),
         ({"general__architecture": (4, 1)}, "general.architecture"),
         ({"general__architecture": None}, "general.architecture"),
         ({"llama__embedding_length": None}, "llama.embedding_length"),

@@ -114,7 +114,7 @@ def test_weights_and_companions_are_fetched_once(hub: ThreadingHTTPServer, resol
 def test_gguf_repositories(hub: ThreadingHTTPServer, resolved: Callable[..., list[str]]) -> None:
     hub.files = {"a.Q4_0.gguf": b"a", "b.Q8_0.gguf": b"b", "README.md": b""}
     assert resolved(hub, "org/name", "org/name/b.Q8_0.gguf", "org/name/c.gguf", "org/other") == [
-        "model = 'org/name': holds 2 gguf files; give one of them: org/name/a.Q4_0.gguf, ...",
+        "model = 'org/name': holds 2 gguf models; give one of them: org/name/a.Q4_0.gguf, ...",
         "gguf b.Q8_0.gguf",
         *resolved(hub, "org/name/c.gguf", "org/other"),
     ]

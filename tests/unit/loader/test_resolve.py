@@ -297,7 +297,7 @@ def test_what_no_model_can_be(tmp_path: Path) -> None:
         "a\nb": "a model is a folder",
         "a\0b": "a model is a folder",
         "../x": "no such file",
-        str(tmp_path / "two"): "holds 2 .gguf files; give one of them: a.gguf, b.gguf",
+        str(tmp_path / "two"): "holds 2 .gguf models; give one of them: a.gguf, b.gguf",
         str(tmp_path / "pickled"): r"no .safetensors or .gguf file; pickled weights \(pytorch_model.bin\) are never loaded",
         str(tmp_path / "empty"): "no .safetensors or .gguf file",
         str(tmp_path / "x.bin"): "must be .gguf",
@@ -372,7 +372,7 @@ def test_a_hub_model_that_is_here(hub: Callable[..., Path], tmp_path: Path, cach
 def test_a_gguf_file_of_the_hub_that_is_here(hub: Callable[..., Path]) -> None:
     snapshot = hub({"a.gguf": b"", "b.gguf": b""})
     assert resolve_model("org/name/a.gguf") == ModelSource(snapshot / "a.gguf", "gguf", "org/name/a.gguf")
-    with pytest.raises(ConfigError, match="holds 2 .gguf files"):
+    with pytest.raises(ConfigError, match="holds 2 .gguf models"):
         resolve_model("org/name")
 
 

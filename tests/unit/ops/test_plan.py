@@ -7,7 +7,8 @@ import pytest
 
 from octavo.config import HFConfig
 from octavo.models import build_model
-from octavo.ops.cpu.plan import Plan, Planner, Step
+from octavo.ops.cpu.plan import Planner
+from octavo.ops.cpu.steps import Plan
 from octavo.ops.cpu.trace import Rows, trace
 from octavo.ops.packed import PackedWeight, WeightKind, WeightPart, merge
 
@@ -76,8 +77,9 @@ def test_mixed_kinds_write_side_by_side() -> None:
 @pytest.mark.parametrize("kinds", [(WeightKind.W4,), (WeightKind.BF16,), (WeightKind.W4, WeightKind.W8)])
 def test_live_buffers_do_not_overlap(kinds: tuple[WeightKind, ...]) -> None:
     plan = plan_of(kinds)
-    buffers = {b for step in plan.steps for b in buffers_of(step)}
-    size = {b: b.row_bytes * (MAX_TOKENS if b.rows is Rows.TOKENS else MAX_ROWS) for b in buffers}
+    buffers = {b for step in plan.steps for b in step.buffers()}
+    most = {Rows.TOKENS: MAX_TOKENS, Rows.PICKED: MAX_ROWS, Rows.ONE: 1}
+    size = {b: b.nbytes(most) for b in buffers}
     for a in buffers:
         assert a.offset % 64 == 0 and a.offset + size[a] <= plan.arena_bytes
         for b in buffers - {a}:
@@ -91,8 +93,3 @@ def test_hidden_states_outlive_the_head() -> None:
     plan = plan_of()
     gather = next(s for s in plan.steps if s.op == "gather")
     assert gather.x is not None and gather.x.buffer.last == len(plan.steps)
-
-
-def buffers_of(step: Step) -> list:
-    places = [p.buffer for p in (step.x, step.y, step.b) if p is not None]
-    return places + ([step.xq.q, step.xq.scale, step.xq.sum] if step.xq else [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gguf_blocks import random_blocks, reference, stored
 
 from octavo.errors import ModelFileError
 from octavo.ops.packed import PackedWeight, WeightKind
@@ -12,31 +13,11 @@ from octavo.quantization.gguf import BLOCKS, WIDTH, pack_blocks
 
 gguf = pytest.importorskip("gguf")
 
-EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-BOUNDED = ("Q4_K", "Q5_K", "Q6_K")
+EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "IQ4_NL", "TQ1_0", "TQ2_0")
+BOUNDED = ("Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+TERNARY = ("TQ1_0", "TQ2_0")
 VIEWS = ("Q4_1", "Q8_0")
-
-
-def random_blocks(name: str, n: int, k: int, seed: int = 0, scale: float = 0.01) -> np.ndarray:
-    """Random bits [n, k / width] with finite scales of either sign, some of them zero and some subnormal."""
-    rng = np.random.default_rng(seed)
-    blocks = rng.integers(0, 256, (n, k // WIDTH[name], BLOCKS[name].itemsize), np.uint8).view(BLOCKS[name])[..., 0]
-    for key in ("d", "m", "dmin"):
-        if key in BLOCKS[name].names:
-            scales = (rng.standard_normal(blocks.shape) * scale).astype(np.float16)
-            scales[rng.random(blocks.shape) < 0.05] = 0
-            scales[rng.random(blocks.shape) < 0.05] = 6e-8
-            blocks[key] = scales
-    return blocks
-
-
-def stored(name: str, blocks: np.ndarray, k: int) -> StoredTensor:
-    return StoredTensor("f.gguf", "t", name, (blocks.shape[0], k), np.ascontiguousarray(blocks).reshape(-1).view(np.uint8))
-
-
-def reference(name: str, blocks: np.ndarray) -> np.ndarray:
-    raw = np.ascontiguousarray(blocks).view(np.uint8).reshape(blocks.shape[0], -1)
-    return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
+ALL = (*EXACT, *BOUNDED, "MXFP4")
 
 
 def packed(name: str, n: int, k: int, seed: int = 0) -> tuple[PackedWeight, np.ndarray]:
@@ -44,10 +25,10 @@ def packed(name: str, n: int, k: int, seed: int = 0) -> tuple[PackedWeight, np.n
     return pack_blocks(stored(name, blocks, k), n, k), blocks
 
 
-@pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize(("n", "k"), [(1, 32), (3, 64), (7, 576), (64, 1536)])
-def test_exact_types(name: str, n: int, k: int) -> None:
-    weight, blocks = packed(name, n, k)
+@pytest.mark.parametrize("name", [*EXACT, "MXFP4"])
+@pytest.mark.parametrize(("n", "blocks"), [(1, 1), (3, 2), (7, 18), (64, 48), (700, 3)])
+def test_exact_types(name: str, n: int, blocks: int) -> None:
+    weight, blocks = packed(name, n, blocks * WIDTH[name])
     assert np.array_equal(weight.dequantize(), reference(name, blocks))
 
 
@@ -58,7 +39,8 @@ def test_bounded_types(name: str, n: int, k: int) -> None:
     part = weight.parts[0]
     codes = np.abs(np.concatenate([part.codes & 15, part.codes >> 4], -1) if weight.kind is WeightKind.W4 else part.codes.astype(np.int32))
     mins = 0 if part.mins is None else np.abs(part.mins[..., None].astype(np.float64))
-    bound = (codes * np.abs(part.scales[..., None].astype(np.float64)) + mins) / 2048 + (codes + 1) / 2**25
+    products = 0 if name == "Q2_K" else codes * np.abs(part.scales[..., None].astype(np.float64))  # its scales are the file's own
+    bound = (products + mins) / 2048 + (codes + 1) / 2**25
     error = np.abs(weight.dequantize().astype(np.float64) - reference(name, blocks).astype(np.float64))
     assert (error <= bound.reshape(n, k) * (1 + 1e-6)).all()
     assert error.max() > 0  # the bound is about something
@@ -74,13 +56,48 @@ def test_codes_are_exact_where_scales_are(name: str) -> None:
     assert np.array_equal(pack_blocks(stored(name, blocks, 512), 16, 512).dequantize(), reference(name, blocks))
 
 
-@pytest.mark.parametrize("name", [*EXACT, *BOUNDED])
+@pytest.mark.parametrize("name", ALL)
 def test_forms(name: str) -> None:
     weight, _ = packed(name, 4, 512)
-    kind = WeightKind.W4 if name.startswith("Q4") else WeightKind.W8
-    assert (weight.kind, weight.group) == (kind, 16 if name == "Q6_K" else 32)
-    assert weight.has_mins is (name in ("Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q5_K"))
+    kind = WeightKind.W4 if name.startswith(("Q4", "TQ")) else WeightKind.W8
+    assert (weight.kind, weight.group) == (kind, 16 if name in ("Q6_K", "Q2_K") else 32)
+    assert weight.has_mins is (name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", *TERNARY))
     assert weight.parts[0].scales.dtype == np.float16
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_memory_is_as_documented(name: str) -> None:
+    weight, _ = packed(name, 4, 512)
+    bits = {"Q2_K": 10, "Q4_0": 4.5, "Q5_1": 9, "Q5_K": 9, "Q6_K": 9}.get(name, 5 if weight.kind is WeightKind.W4 else 8.5)
+    assert weight.nbytes * 8 == bits * 4 * 512
+
+
+@pytest.mark.parametrize("kind", gguf.quants._type_traits)
+def test_blocks_are_as_large_as_the_package_says(kind: gguf.GGMLQuantizationType) -> None:
+    width, size = gguf.GGML_QUANT_SIZES[kind]
+    if kind.name in BLOCKS:
+        assert (WIDTH[kind.name], BLOCKS[kind.name].itemsize) == (width, size)
+
+
+def test_every_code_of_a_q3_k_block() -> None:
+    """All products of a code and a scale, with the one that eight signed bits lack if the sign is not turned: -4 * -32."""
+    blocks = random_blocks("Q3_K", 64, 256)
+    blocks["hmask"], blocks["qs"], blocks["d"] = 0, 0, np.float16(-0.75)
+    assert np.array_equal(pack_blocks(stored("Q3_K", blocks, 256), 64, 256).dequantize(), reference("Q3_K", blocks))
+    blocks["scales"] = 0
+    weight = pack_blocks(stored("Q3_K", blocks, 256), 64, 256)
+    assert (weight.parts[0].codes == -128).all()
+    assert (weight.dequantize() == -96).all()
+
+
+def test_powers_of_two_beyond_float16() -> None:
+    blocks = random_blocks("MXFP4", 1, 64)
+    blocks["e"] = 100  # 2**-28 and less
+    error = np.abs(pack_blocks(stored("MXFP4", blocks, 64), 1, 64).dequantize() - reference("MXFP4", blocks))
+    assert error.max() <= 13 / 2**25
+    blocks["e"] = 144
+    with pytest.raises(ModelFileError, match="f.gguf: tensor 't': holds scales beyond"):
+        pack_blocks(stored("MXFP4", blocks, 64), 1, 64)
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -92,7 +109,7 @@ def test_views_copy_nothing(name: str) -> None:
         assert array is None or np.shares_memory(array, tensor.data)
 
 
-@pytest.mark.parametrize("name", [*EXACT, *BOUNDED])
+@pytest.mark.parametrize("name", ALL)
 def test_rows_do_not_depend_on_how_many_are_packed(name: str) -> None:
     blocks = random_blocks(name, 1500, 2048)
     whole = pack_blocks(stored(name, blocks, 2048), 1500, 2048).dequantize()
@@ -101,7 +118,7 @@ def test_rows_do_not_depend_on_how_many_are_packed(name: str) -> None:
         assert np.array_equal(some.dequantize(), whole[rows])
 
 
-@pytest.mark.parametrize("name", [*EXACT, *BOUNDED])
+@pytest.mark.parametrize("name", ALL)
 def test_data_at_an_odd_address(name: str) -> None:
     blocks = random_blocks(name, 5, 256)
     raw = np.concatenate([np.zeros(1, np.uint8), blocks.reshape(-1).view(np.uint8)])
@@ -109,12 +126,13 @@ def test_data_at_an_odd_address(name: str) -> None:
     assert np.array_equal(pack_blocks(tensor, 5, 256).dequantize(), pack_blocks(stored(name, blocks, 256), 5, 256).dequantize())
 
 
-@pytest.mark.parametrize(("name", "key", "value"), [("Q4_0", "d", 9000.0), ("Q4_K", "d", 60000.0), ("Q5_K", "dmin", 60000.0), ("Q6_K", "d", -60000.0)])
+@pytest.mark.parametrize(("name", "key", "value"), [("Q4_K", "d", 60000.0), ("Q5_K", "dmin", 60000.0), ("Q6_K", "d", -60000.0), ("IQ4_XS", "d", 60000.0), ("Q2_K", "dmin", 60000.0)])
 def test_scales_that_fp16_cannot_hold_are_refused(name: str, key: str, value: float) -> None:
     blocks = random_blocks(name, 2, 256)
     blocks[key][1, 0] = value
-    if name != "Q4_0":
-        blocks["scales"][1, 0] = 127
+    for key in ("scales", "scales_h", "scales_l"):
+        if key in blocks.dtype.names:
+            blocks[key][1, 0] = 127
     with pytest.raises(ModelFileError, match="f.gguf: tensor 't': holds scales beyond"):
         pack_blocks(stored(name, blocks, 256), 2, 256)
 

@@ -9,7 +9,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Reference
 
 from octavo.tokenizer.detokenizer import ByteDetokenizer, PackageDetokenizer, make_detokenizer
-from octavo.tokenizer.tokenizer import DecoderKind, Tokenizer
+from octavo.tokenizer.decoding import DecoderKind
+from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tokenizer.vocabulary import Vocabulary
 
 

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer as Reference
 from octavo.errors import ConfigError, InvalidRequestError, ModelFileError
 from octavo.tokenizer import vocabulary
 from octavo.tokenizer.gguf_vocab import WORD_RULES, build_vocabulary
-from octavo.tokenizer.tokenizer import DecoderKind, Tokenizer
+from octavo.tokenizer.decoding import DecoderKind
+from octavo.tokenizer.tokenizer import Tokenizer
 
 
 def small(gguf_metadata, **changes) -> Tokenizer:
@@ -292,9 +293,9 @@ class TestFolder:
             ("tokenizer.json", "{", "tokenizer.json"),
             ("tokenizer.json", "[" * 100_000, "tokenizer.json"),
             ("tokenizer_config.json", "nope", "not valid JSON"),
-            ("tokenizer_config.json", "[]", "JSON object"),
-            ("tokenizer_config.json", '{"a":' * 20_000, "not valid JSON"),
-            ("generation_config.json", "\xff", "not valid JSON"),
+            ("tokenizer_config.json", "[]", "must hold an object"),
+            ("tokenizer_config.json", '{"a":' * 20_000, "nested too deeply"),
+            ("generation_config.json", "\xff", "not UTF-8"),
         ],
     )
     def test_damaged_files_are_named(self, spm_folder, tmp_path, name, content, says):
@@ -313,11 +314,19 @@ class TestFolder:
             Tokenizer.load(spm_folder)
         assert vocabulary.MAX_TOKENIZER_BYTES == 100 << 20
 
-    def test_odd_eos_ids_are_passed_over(self, spm_folder, tmp_path):
+    def test_eos_ids_beyond_the_vocabulary_are_passed_over(self, spm_folder, tmp_path):
         for path in spm_folder.iterdir():
             (tmp_path / path.name).write_bytes(path.read_bytes())
-        (tmp_path / "generation_config.json").write_text('{"eos_token_id": [-1, 2, 2, 99999, "x", true]}')
+        (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 2, 99999]}')
         assert Tokenizer.load(tmp_path).eos_token_ids == [2]
+
+    @pytest.mark.parametrize("value", ["-1", '["x"]', "true", "1.5", "{}", "[[2]]", "2147483648"])
+    def test_eos_ids_that_cannot_be_are_refused(self, spm_folder, tmp_path, value):
+        for path in spm_folder.iterdir():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {value}}}')
+        with pytest.raises(ModelFileError, match=r"generation_config\.json: eos_token_id = "):
+            Tokenizer.load(tmp_path)
 
     def test_other_files_are_refused(self, tmp_path):
         (tmp_path / "model.bin").write_bytes(b"x")

@@ -1,90 +1,33 @@
-"""From traced nodes to instructions over buffers: fusion, in-place results, lifetimes and offsets. Pure; knows no kernel.
+"""From traced nodes to instructions over buffers: fusion, in-place results and what is quantised. Pure; knows no kernel.
 
-Fused: norm + quantisation of its result; product + residual; gate and up product + activation; rope of neighbouring heads. What a fusion
-computes is bit for bit what its parts compute, so fusing changes speed only.
+Fused: norm + quantisation of its result; product + scale, and residual or activation; rope of neighbouring heads. What a fusion computes is
+bit for bit what its parts compute, so fusing changes speed only.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from octavo.ops.cpu.steps import I32, Buffer, Place, Plan, QuantPlace, Routing, Step, lay_out
 from octavo.ops.cpu.trace import Kind, Node, Rows, Traced
-from octavo.ops.packed import INTEGERS, PackedWeight
+from octavo.ops.packed import INTEGERS, PackedWeight, WeightKind
 
-ALIGN = 64
-I32 = NDArray[np.int32]
-
-
-@dataclass(eq=False, slots=True)
-class Buffer:
-    """`row_bytes` for each row; alive from the instruction that first writes it to the last that reads it."""
-
-    rows: Rows
-    row_bytes: int
-    first: int = -1
-    last: int = -1
-    offset: int = -1
+FOLLOWED_BY = {Kind.SILU_MUL: 2, Kind.GELU_MUL: 3, Kind.GELU: 4}  # activations that a product can do itself: their epilogue's code
+Weights = tuple[tuple[PackedWeight, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Columns of a float32 buffer, from `column` on."""
+class Ending:
+    """What a product does to its sums: times `scale`, then the epilogue (see Step) with residual `b`.
 
-    buffer: Buffer
-    column: int
-    width: int
-
-    @property
-    def ref(self) -> tuple[int, int]:
-        """Byte offset in the arena, and floats from row to row."""
-        return self.buffer.offset + 4 * self.column, self.buffer.row_bytes // 4
-
-
-@dataclass(frozen=True, slots=True)
-class QuantPlace:
-    """Quantised rows: int8 codes, and a scale and a sum for each 32 of them."""
-
-    q: Buffer
-    scale: Buffer
-    sum: Buffer
-
-    @property
-    def ref(self) -> tuple[int, int, int]:
-        return self.q.offset, self.scale.offset, self.sum.offset
-
-
-@dataclass(eq=False, slots=True)
-class Step:
-    """One instruction to be. `epilogue`: 0 none, 1 add `b`, 2 silu_mul, 3 gelu_mul; columns: the outputs that one of several weights makes.
-
-    order: of a quantisation, the weight's order of inputs.
+    node: the one whose result that is. y: where it goes, if that is settled.
     """
 
     node: Node
-    op: str
-    stage: int
-    x: Place | None = None
-    y: Place | None = None
+    epilogue: int
+    scale: float
     b: Place | None = None
-    xq: QuantPlace | None = None
-    weight: PackedWeight | None = None
-    columns: tuple[int, int] = (0, 0)
-    epilogue: int = 0
-    store: bool = True
-    heads: int = 0
-    order: I32 | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    steps: list[Step]
-    arena_bytes: int
-    logits: Place
+    y: Place | None = None
 
 
 class Planner:
@@ -97,12 +40,10 @@ class Planner:
         self.quantised: dict[tuple[Node, int], QuantPlace] = {}
         self.done: set[Node] = set()
         self.logits = logits
-        self.uses: Counter[tuple[Node, int]] = Counter()
         self.users: dict[tuple[Node, int], list[Node]] = {}
         self.order = {node: i for i, node in enumerate(nodes)}
         for node in nodes:
             for value in node.inputs:
-                self.uses[_key(value)] += 1
                 self.users.setdefault(_key(value), []).append(node)
 
     def plan(self, max_tokens: int, max_rows: int) -> Plan:
@@ -110,7 +51,7 @@ class Planner:
             if node not in self.done:
                 getattr(self, f"_{node.kind.name.lower()}")(node)
         logits = self.places[_key(self.logits)]
-        arena = self._assign({Rows.TOKENS: max_tokens, Rows.PICKED: max_rows}, keep=logits.buffer)
+        arena = lay_out(self.steps, {Rows.TOKENS: max_tokens, Rows.PICKED: max_rows, Rows.ONE: 1}, keep=logits.buffer)
         return Plan(self.steps, arena, logits)
 
     # --- one method per kind of node ---
@@ -124,60 +65,72 @@ class Planner:
         for (maker, column), users in list(self.users.items()):
             if maker is node:
                 width = next(v.width for u in users for v in u.inputs if _key(v) == (node, column))
-                self.places[node, column] = Place(whole.buffer, whole.column + column, width)
+                self.places[node, column] = whole.part(column, width)
 
     def _norm(self, node: Node) -> None:
         (x,) = node.inputs
-        users = self.users.get((node, 0), [])
-        fits = bool(users) and all(u.kind is Kind.LINEAR and all(w.kind in INTEGERS and w.columns is None for w in u.weights) for u in users)
-        # A norm whose result only feeds quantised products never writes floats at all.
-        xq = self._new_quant(x, (node, 0)) if fits else None
-        y = None if fits else self._new(node, x.rows, x.width)
-        self._emit(Step(node, "norm", _stage(x), x=self._at(x), y=y, xq=xq, store=not fits))
+        source = self._at(x)
+        # What only quantised products read is never written as floats at all.
+        kinds = [kind for user in self.users.get((node, 0), []) for kind in _kinds_over(user, node)]
+        store = not kinds or any(kind not in INTEGERS for kind in kinds)
+        xq = self._new_quant(x, (node, 0)) if any(kind in INTEGERS for kind in kinds) else None
+        y = self._in_place(node, x) if store else None
+        self._emit(Step(node, "norm", _stage(x), x=source, y=y, xq=xq, store=store))
 
     def _layer_norm(self, node: Node) -> None:
         self._norm(node)
 
     def _head_norm(self, node: Node) -> None:
         x = node.inputs[0]
-        self._emit(Step(node, "norm", _stage(x), x=self._at(x), y=self._in_place(node, x)))
+        source = self._at(x)
+        self._emit(Step(node, "norm", _stage(x), x=source, y=self._in_place(node, x)))
 
     def _linear(self, node: Node) -> None:
         (x,) = node.inputs
-        result, epilogue, b, y = self._epilogue(node)
+        end = self._ending(node)
+        y, b = end.y, end.b
         if y is None:
-            y = self._new(result, x.rows, _width(node) // (2 if epilogue > 1 else 1))
-        start = 0
+            y = self._new(end.node, x.rows, _width(node.weights) // (2 if end.epilogue in (2, 3) else 1))
+        start, several = 0, len(node.weights) > 1
         for weight in node.weights:
             xq = self._quantise(x, weight.columns) if weight.kind in INTEGERS else None
-            columns = (start, start + weight.n)
-            part = Place(y.buffer, y.column + start, weight.n) if len(node.weights) > 1 else y
-            residual = Place(b.buffer, b.column + start, weight.n) if b and len(node.weights) > 1 else b
+            part = y.part(start, weight.n) if several else y
+            residual = b.part(start, weight.n) if b and several else b
             floats = None if xq else self._at(x)
-            self._emit(Step(node, "linear", _stage(x), floats, part, residual, xq, weight, columns, epilogue))
+            columns = (start, start + weight.n)
+            self._emit(Step(node, "linear", _stage(x), floats, part, residual, xq, weight, columns, end.epilogue, end.scale))
             start += weight.n
 
-    def _epilogue(self, node: Node) -> tuple[Node, int, Place | None, Place | None]:
-        """What follows the product and can be done in it: the node whose result it becomes, its code, the residual, and where it goes."""
-        users = self.users.get((node, 0), [])
-        if len(users) != 1:
-            return node, 0, None, None
-        user = users[0]
-        if user.kind in (Kind.SILU_MUL, Kind.GELU_MUL) and len(node.weights) == 1:
+    def _ending(self, node: Node) -> Ending:
+        """What follows the product and can be done in it."""
+        last, scale, user = node, 1.0, self._only_user(node)
+        if user is not None and user.kind is Kind.SCALE:
             self.done.add(user)
-            return user, 2 if user.kind is Kind.SILU_MUL else 3, None, None
-        if user.kind is Kind.ADD:
-            other = user.inputs[0] if user.inputs[1].node is node else user.inputs[1]
-            if other.node is not node and _key(other) in self.places:
-                self.done.add(user)
-                b = self._at(other)
-                # The sum takes the residual's place if nothing reads the residual after it.
-                last = max(self.order[u] for u in self.users[_key(other)]) == self.order[user]
-                y = b if last and other.column == 0 and b.column == 0 and b.buffer.row_bytes == 4 * b.width else None
-                if y is not None:
-                    self.places[user, 0] = y
-                return user, 1, b, y
-        return node, 0, None, None
+            last, scale, user = user, user.numbers[0], self._only_user(user)
+        gated = user is not None and user.kind in (Kind.SILU_MUL, Kind.GELU_MUL)
+        if user is not None and user.kind in FOLLOWED_BY and not (gated and (len(node.weights) > 1 or last is not node)):
+            self.done.add(user)
+            return Ending(user, FOLLOWED_BY[user.kind], scale)
+        result, b, y = self._residual(last, node)
+        return Ending(result, 1 if b else 0, scale, b, y)
+
+    def _residual(self, node: Node, now: Node) -> tuple[Node, Place | None, Place | None]:
+        """If the result is only added to what is there already: that sum's node, the other operand, and its place if the sum may take it.
+
+        now: the node whose instruction does it.
+        """
+        user = self._only_user(node)
+        if user is None or user.kind is not Kind.ADD:
+            return node, None, None
+        other = user.inputs[0] if user.inputs[1].node is node else user.inputs[1]
+        if _key(other) not in self.places:
+            return node, None, None
+        self.done.add(user)
+        b = self._at(other)
+        if not self._is_free(other, now, user):
+            return user, b, None
+        self.places[user, 0] = b
+        return user, b, b
 
     def _rope(self, node: Node) -> None:
         x = node.inputs[0]
@@ -207,13 +160,70 @@ class Planner:
     def _gelu_mul(self, node: Node) -> None:
         self._silu_mul(node)
 
+    def _gelu(self, node: Node) -> None:
+        x = node.inputs[0]
+        source = self._at(x)
+        self._emit(Step(node, "unary", _stage(x), x=source, y=self._in_place(node, x)))
+
+    def _scale(self, node: Node) -> None:
+        self._gelu(node)
+
+    def _soft_cap(self, node: Node) -> None:
+        self._gelu(node)
+
+    def _sigmoid_rows(self, node: Node) -> None:
+        x, gate = node.inputs
+        source, gates = self._at(x), self._at(gate)
+        self._emit(Step(node, "gate_rows", _stage(x), x=source, b=gates, y=self._in_place(node, x)))
+
     def _add(self, node: Node) -> None:
         a, b = node.inputs
-        self._emit(Step(node, "add", _stage(a), x=self._at(a), b=self._at(b), y=self._new(node, a.rows, a.width)))
+        left, right = self._at(a), self._at(b)
+        y = self._in_place(node, a if self._is_free(a, node, node) else b)
+        self._emit(Step(node, "add", _stage(a), x=left, b=right, y=y))
 
     def _gather(self, node: Node) -> None:
         x = node.inputs[0]
         self._emit(Step(node, "gather", 1, x=self._at(x), y=self._new(node, Rows.PICKED, x.width)))
+
+    def _moe(self, node: Node) -> None:
+        x, router = node.inputs
+        assert node.moe is not None
+        if x.rows is not Rows.TOKENS:
+            raise ValueError("a mixture of experts is run on the tokens of a batch, not on picked rows")
+        top_k = node.moe.top_k
+        gate_up, down = tuple(g for g, _ in node.experts), tuple(d for _, d in node.experts)
+        routing = Routing.of(len(node.experts), top_k)
+        self._emit(Step(node, "route", 0, x=self._at(router), routing=routing))
+        codes, floats = _reads(gate_up)
+        rows = Place(Buffer(Rows.TOKENS, 4 * x.width, top_k), 0, x.width) if floats else None
+        rows_q = QuantPlace.of(Rows.TOKENS, x.width, top_k) if codes else None
+        xq = self._quantise(x) if codes else None
+        self._emit(Step(node, "dispatch", 0, x=self._at(x) if floats else None, y=rows, xq=xq, yq=rows_q, routing=routing))
+        inner = self._gated_experts(node, gate_up, rows, rows_q, routing)
+        codes, floats = _reads(down)
+        inner_q = QuantPlace.of(Rows.TOKENS, inner.width, top_k) if codes else None
+        if inner_q is not None:
+            self._emit(Step(node, "quantize", 0, x=inner, xq=inner_q, times=top_k))
+        parts = Place(Buffer(Rows.TOKENS, 4 * x.width, top_k), 0, x.width)
+        self._emit(Step(node, "experts", 0, x=inner if floats else None, xq=inner_q, y=parts, times=top_k, routing=routing, experts=down))
+        result, b, y = self._residual(node, node)
+        self._emit(Step(node, "combine", 0, x=parts, b=b, y=y or self._new(result, Rows.TOKENS, x.width), routing=routing))
+
+    def _gated_experts(self, node: Node, gate_up: Weights, x: Place | None, xq: QuantPlace | None, routing: Routing) -> Place:
+        """act(gate) * up of the sorted rows. Where a gate and its up are stored in different kinds, the activation is a step of its own."""
+        assert node.moe is not None
+        top_k, gelu, width = node.moe.top_k, node.moe.gelu, _width(gate_up[0])
+        fused = all(len(weights) == 1 for weights in gate_up)
+        wide = width // 2 if fused else width
+        y = Place(Buffer(Rows.TOKENS, 4 * wide, top_k), 0, wide)
+        epilogue = (3 if gelu else 2) if fused else 0
+        self._emit(Step(node, "experts", 0, x, y, None, xq, epilogue=epilogue, times=top_k, routing=routing, experts=gate_up))
+        if fused:
+            return y
+        inner = y.part(0, width // 2)
+        self._emit(Step(node, "act", 0, x=y, y=inner, times=top_k))
+        return inner
 
     # --- places ---
 
@@ -225,63 +235,47 @@ class Planner:
         self.places[node, 0] = place
         return place
 
+    def _only_user(self, node: Node) -> Node | None:
+        users = self.users.get((node, 0), [])
+        return users[0] if len(users) == 1 else None
+
+    def _is_free(self, x: Traced, now: Node, reader: Node) -> bool:
+        """Whether nobody but `reader` reads x's memory in the instruction of `now` or later, so that this one may write over it."""
+        while True:
+            for user in self.users[_key(x)]:
+                if user is not reader and (self.order[user] >= self.order[now] or user.kind is Kind.SPLIT):
+                    return False
+            if x.node.kind is not Kind.SPLIT:
+                return True
+            reader, x = x.node, x.node.inputs[0]  # other columns are others' memory; the whole is not
+
     def _in_place(self, node: Node, x: Traced) -> Place:
         """The result over its operand, if nobody else reads that; else a new buffer."""
-        if self.uses[_key(x)] != 1:
+        if not self._is_free(x, node, node):
             return self._new(node, x.rows, x.width)
         self.places[node, 0] = self._at(x)
         return self._at(x)
 
-    def _new_quant(self, x: Traced, key: tuple[Node, int] | None) -> QuantPlace:
-        """Room for a value's codes; with a key, whoever asks for that value's codes gets these."""
-        groups = -(-x.width // 32)
-        made = QuantPlace(Buffer(x.rows, 32 * groups), Buffer(x.rows, 4 * groups), Buffer(x.rows, 4 * groups))
-        if key is not None:
-            self.quantised[key] = made
+    def _new_quant(self, x: Traced, key: tuple[Node, int]) -> QuantPlace:
+        """Room for a value's codes; `key`: whose they are."""
+        made = QuantPlace.of(x.rows, x.width)
+        self.quantised[key] = made
         return made
 
-    def _quantise(self, x: Traced, order: I32 | None) -> QuantPlace:
+    def _quantise(self, x: Traced, order: I32 | None = None) -> QuantPlace:
         """The value's codes, made when first asked for; those in a weight's own order are made for each."""
-        made = self.quantised.get(_key(x)) if order is None else None
-        if made is None:
-            made = self._new_quant(x, None if order is not None else _key(x))
+        if order is not None:
+            made = QuantPlace.of(x.rows, x.width)
             self._emit(Step(x.node, "quantize", _stage(x), x=self._at(x), xq=made, order=order))
-        return made
+            return made
+        known = self.quantised.get(_key(x))
+        if known is None:
+            known = self._new_quant(x, _key(x))
+            self._emit(Step(x.node, "quantize", _stage(x), x=self._at(x), xq=known))
+        return known
 
     def _emit(self, step: Step) -> None:
         self.steps.append(step)
-
-    def _assign(self, most: dict[Rows, int], keep: Buffer) -> int:
-        """First-fit offsets: buffers whose lifetimes overlap do not. Returns the arena's size in bytes."""
-        buffers: dict[Buffer, None] = {}
-        for i, step in enumerate(self.steps):
-            for buffer in _touched(step):
-                buffers.setdefault(buffer)
-                buffer.first = i if buffer.first < 0 else buffer.first
-                # The head may run several times over one batch: what it reads of the batch stays to the end.
-                shared = step.stage == 1 and buffer.rows is Rows.TOKENS
-                buffer.last = len(self.steps) if shared else i
-        keep.last = len(self.steps)
-        size = {b: -(-b.row_bytes * most[b.rows] // ALIGN) * ALIGN for b in buffers}
-        placed: list[Buffer] = []
-        for buffer in buffers:
-            taken = sorted((b.offset, b.offset + size[b]) for b in placed if b.first <= buffer.last and buffer.first <= b.last)
-            offset = 0
-            for start, end in taken:
-                if offset + size[buffer] <= start:
-                    break
-                offset = max(offset, end)
-            buffer.offset = offset
-            placed.append(buffer)
-        return max(b.offset + size[b] for b in buffers)
-
-
-def _touched(step: Step) -> Iterable[Buffer]:
-    for place in (step.x, step.y, step.b):
-        if place is not None:
-            yield place.buffer
-    if step.xq is not None:
-        yield from (step.xq.q, step.xq.scale, step.xq.sum)
 
 
 def _key(value: Traced) -> tuple[Node, int]:
@@ -292,5 +286,20 @@ def _stage(value: Traced) -> int:
     return 0 if value.rows is Rows.TOKENS else 1
 
 
-def _width(node: Node) -> int:
-    return sum(w.n for w in node.weights)
+def _width(weights: tuple[PackedWeight, ...]) -> int:
+    return sum(w.n for w in weights)
+
+
+def _reads(experts: Weights) -> tuple[bool, bool]:
+    """Whether any of the products takes codes, and whether any takes floats."""
+    kinds = {weight.kind for weights in experts for weight in weights}
+    return any(kind in INTEGERS for kind in kinds), any(kind not in INTEGERS for kind in kinds)
+
+
+def _kinds_over(user: Node, node: Node) -> list[WeightKind]:
+    """The kinds of what multiplies the node's result in `user`; F32 where it is read as floats, be it to be quantised in a weight's order."""
+    if user.kind is Kind.LINEAR:
+        return [weight.kind if weight.columns is None else WeightKind.F32 for weight in user.weights]
+    if user.kind is Kind.MOE and user.inputs[1].node is not node:
+        return [weight.kind for gate_up, _ in user.experts for weight in gate_up]
+    return [WeightKind.F32]

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from octavo import _native
 from octavo.errors import ConfigError
 from octavo.ops.batch import Batch, KvLayout
-from octavo.ops.cpu.plan import Place, Plan, Planner, Step
+from octavo.ops.cpu.plan import Planner
+from octavo.ops.cpu.steps import Place, Plan, QuantPlace, Routing, Step
 from octavo.ops.cpu.trace import Kind, trace
 from octavo.ops.packed import PackedWeight
 
@@ -20,6 +21,7 @@ _NONE: F32 = np.zeros(0, np.float32)
 _IN_ORDER: NDArray[np.int32] = np.zeros(0, np.int32)
 _ABSENT = (-1, 0)
 _NO_QUANT = (-1, 0, 0)
+_UNARY = {Kind.GELU: 0, Kind.SCALE: 1, Kind.SOFT_CAP: 2}
 
 
 class CpuProgram:
@@ -43,14 +45,14 @@ class CpuProgram:
         self._isa = isa
         nodes, _, logits = trace(model, max_positions)
         plan = Planner(nodes, logits).plan(max_tokens, max_rows)
-        self._native = self._assemble(plan, max_tokens, max_rows, model.vocab_size)
+        self._native = self._assemble(plan, max_tokens, max_rows, model.vocab_size, len(layout.windows))
         self._packed.clear()  # keyed by the identity of weights that may be gone from now on
         self.isa: str = self._native.isa
 
     def forward(self, batch: Batch) -> None:
         """All layers over one batch of int32 arrays. Raises ValueError for an index outside its range."""
         self._native.forward(
-            batch.input_ids_T, batch.positions_T, batch.slot_mapping_GT[0], batch.query_start_S, batch.seq_lens_S, batch.block_table_GSB[0]
+            batch.input_ids_T, batch.positions_T, batch.slot_mapping_GT, batch.query_start_S, batch.seq_lens_S, batch.block_table_GSB
         )
 
     def logits(self, rows_R: NDArray[np.int32]) -> F32:
@@ -69,8 +71,8 @@ class CpuProgram:
         """(instruction, seconds since the last call) in order of execution."""
         return list(self._native.take_profile())
 
-    def _assemble(self, plan: Plan, max_tokens: int, max_rows: int, vocab: int) -> Any:
-        native = _native.Program(self.kv, plan.arena_bytes, max_tokens, max_rows, vocab, plan.logits.ref, self._keep, self._isa)
+    def _assemble(self, plan: Plan, max_tokens: int, max_rows: int, vocab: int, groups: int) -> Any:
+        native = _native.Program(self.kv, plan.arena_bytes, max_tokens, max_rows, vocab, groups, plan.logits.ref, self._keep, self._isa)
         for step in plan.steps:
             getattr(self, f"_{step.op}")(native, step)
         native.finish()
@@ -93,7 +95,7 @@ class CpuProgram:
         return kept
 
     def _embed(self, native: Any, step: Step) -> None:
-        native.embed(self._weight(_made(step.weight)), _ref(step.y), step.node.numbers[0])
+        native.embed(self._weight(_made(step.weight)), _ref(step.y), *_embedding(step.node.numbers))
 
     def _norm(self, native: Any, step: Step) -> None:
         weight, bias = step.node.arrays
@@ -102,12 +104,12 @@ class CpuProgram:
         layer_norm = step.node.kind is Kind.LAYER_NORM
         native.norm(
             step.stage, _ref(step.x), _ref(step.y), self._array(weight), self._array(bias), step.x.width, step.node.numbers[0], layer_norm,
-            step.xq.ref if step.xq else _NO_QUANT, step.store, head_dim,
+            _quant(step.xq), step.store, head_dim,
         )  # fmt: skip
 
     def _quantize(self, native: Any, step: Step) -> None:
         assert step.x is not None and step.xq is not None
-        native.quantize(step.stage, _ref(step.x), step.x.width, step.xq.ref, self._order(step.order))
+        native.quantize(step.stage, _ref(step.x), step.x.width, step.xq.ref, step.times, self._order(step.order))
 
     def _order(self, order: NDArray[np.int32] | None) -> NDArray[np.int32]:
         if order is None:
@@ -118,12 +120,12 @@ class CpuProgram:
     def _linear(self, native: Any, step: Step) -> None:
         bias = step.node.arrays[0]
         part = None if bias is None else bias[slice(*step.columns)]
-        quant = step.xq.ref if step.xq else _NO_QUANT
         weight = self._weight(_made(step.weight))
-        native.linear(step.stage, _ref(step.x), quant, weight, self._array(part), _ref(step.y), _ref(step.b), step.epilogue)
+        native.linear(step.stage, _ref(step.x), _quant(step.xq), weight, self._array(part), _ref(step.y), _ref(step.b), step.epilogue, step.scale)
 
     def _rope(self, native: Any, step: Step) -> None:
-        native.rope(_ref(step.x), _ref(step.y), self._table(step), step.heads, int(step.node.numbers[0]))
+        head_dim, pairs = step.node.numbers
+        native.rope(_ref(step.x), _ref(step.y), self._table(step), step.heads, int(head_dim), bool(pairs))
 
     def _table(self, step: Step) -> F32:
         table = step.node.arrays[0]
@@ -133,7 +135,17 @@ class CpuProgram:
 
     def _act(self, native: Any, step: Step) -> None:
         assert step.y is not None
-        native.act(step.stage, _ref(step.x), _ref(step.y), step.y.width, 0 if step.node.kind is Kind.SILU_MUL else 1)
+        gelu = step.node.moe.gelu if step.node.moe else step.node.kind is Kind.GELU_MUL
+        native.act(step.stage, _ref(step.x), _ref(step.y), step.y.width, int(gelu), step.times)
+
+    def _unary(self, native: Any, step: Step) -> None:
+        assert step.y is not None
+        factor = step.node.numbers[0] if step.node.numbers else 1.0
+        native.unary(step.stage, _ref(step.x), _ref(step.y), step.y.width, _UNARY[step.node.kind], factor)
+
+    def _gate_rows(self, native: Any, step: Step) -> None:
+        assert step.y is not None
+        native.gate_rows(step.stage, _ref(step.x), _ref(step.b), _ref(step.y), step.y.width)
 
     def _add(self, native: Any, step: Step) -> None:
         assert step.y is not None
@@ -145,16 +157,50 @@ class CpuProgram:
 
     def _kv_write(self, native: Any, step: Step) -> None:
         assert step.node.spec is not None
-        native.kv_write(_ref(step.x), _ref(step.b), step.node.spec.layer_id)
+        native.kv_write(_ref(step.x), _ref(step.b), step.node.spec.layer_id, step.node.spec.group)
 
     def _attention(self, native: Any, step: Step) -> None:
         spec = step.node.spec
         assert spec is not None
-        native.attention(_ref(step.x), _ref(step.y), spec.num_heads, spec.layer_id, spec.scale, spec.soft_cap, spec.window)
+        native.attention(_ref(step.x), _ref(step.y), spec.num_heads, spec.layer_id, spec.group, spec.scale, spec.soft_cap, spec.window)
+
+    def _route(self, native: Any, step: Step) -> None:
+        moe = step.node.moe
+        assert moe is not None
+        native.route(_ref(step.x), len(step.node.experts), moe.top_k, moe.renormalise, _routing(step.routing))
+
+    def _dispatch(self, native: Any, step: Step) -> None:
+        moe, width = step.node.moe, step.node.inputs[0].width
+        assert moe is not None
+        places = _ref(step.x), _quant(step.xq), _ref(step.y), _quant(step.yq)
+        native.dispatch(*places, width, len(step.node.experts), moe.top_k, _routing(step.routing))
+
+    def _experts(self, native: Any, step: Step) -> None:
+        weights = [[self._weight(weight) for weight in expert] for expert in step.experts]
+        native.experts(_ref(step.x), _quant(step.xq), _ref(step.y), weights, step.epilogue, step.times, _routing(step.routing))
+
+    def _combine(self, native: Any, step: Step) -> None:
+        moe = step.node.moe
+        assert moe is not None and step.y is not None
+        native.combine(_ref(step.x), _ref(step.y), _ref(step.b), step.y.width, moe.top_k, _routing(step.routing))
 
 
 def _ref(place: Place | None) -> tuple[int, int]:
     return place.ref if place is not None else _ABSENT
+
+
+def _quant(place: QuantPlace | None) -> tuple[int, int, int]:
+    return place.ref if place is not None else _NO_QUANT
+
+
+def _routing(routing: Routing | None) -> tuple[int, int, int, int]:
+    assert routing is not None
+    return routing.ref
+
+
+def _embedding(numbers: tuple[float, ...]) -> tuple[float, bool]:
+    """Scale, and whether the ids are positions."""
+    return numbers[0], bool(numbers[1])
 
 
 def _made(weight: PackedWeight | None) -> PackedWeight:

@@ -22,10 +22,11 @@ Experts = Sequence[Sequence[PackedWeight]]
 
 
 class Rows(Enum):
-    """Which rows a value has: one per token of the batch, or one per picked row."""
+    """Which rows a value has: one per token of the batch, or one per picked row, or a single one."""
 
     TOKENS = auto()
     PICKED = auto()
+    ONE = auto()
 
 
 class Kind(Enum):

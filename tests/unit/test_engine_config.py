@@ -1,0 +1,73 @@
+"""EngineConfig.resolve: what the KV memory holds, and what is said when that is too little. Needs Python only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.config import EngineArgs, EngineConfig
+from octavo.errors import ConfigError
+
+BLOCK_BYTES = 16 * 100
+
+
+def resolve(num_blocks: int, windows: tuple[int, ...] = (0,), context: int = 4096, **options: Any) -> EngineConfig:
+    """With memory for so many blocks of 16 tokens of 100 bytes."""
+    args = EngineArgs(kv_cache_memory=str(num_blocks * BLOCK_BYTES), **options)
+    return EngineConfig.resolve(
+        args, context_length=context, kv_bytes_per_token=100, kv_dtype="bfloat16", num_cpus=2, windows=windows
+    )
+
+
+def test_the_memory_is_cut_into_blocks() -> None:
+    config = resolve(300)
+    assert (config.cache.num_blocks, config.cache.block_size, config.cache.windows) == (300, 16, (0,))
+    assert config.scheduler.max_model_len == 4096
+
+
+@pytest.mark.parametrize(
+    ("windows", "needed"),
+    [
+        ((0,), 256),
+        ((0, 0), 512),
+        ((128,), 41),  # 128 and a step of 512 tokens, lying across one block more
+        ((0, 128), 256 + 41),
+        ((128, 128, 0), 256 + 2 * 41),
+        ((8192,), 256),
+    ],
+)
+def test_one_request_of_the_longest_length_must_fit(windows: tuple[int, ...], needed: int) -> None:
+    assert resolve(needed, windows).scheduler.max_model_len == 4096
+    with pytest.raises(ConfigError, match=rf"max_model_len = 4096 needs {needed * BLOCK_BYTES} bytes"):
+        resolve(needed - 1, windows)
+
+
+def test_the_refusal_says_what_would_fit() -> None:
+    with pytest.raises(ConfigError, match="holds 944 tokens"):
+        resolve(100, (0, 128))
+
+
+def test_a_smaller_step_makes_a_window_smaller() -> None:
+    assert resolve(10, (128,), max_num_batched_tokens=16, max_num_seqs=16).scheduler.max_model_len == 4096
+
+
+def test_more_than_the_context_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_model_len = 5000: the model's context is 4096 tokens"):
+        resolve(300, max_model_len=5000)
+
+
+def test_with_memory_left_to_us_the_length_is_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.config.free_memory", lambda: 2 * 100 * BLOCK_BYTES)
+
+    def longest(windows: tuple[int, ...]) -> int:
+        config = EngineConfig.resolve(
+            EngineArgs(), context_length=4096, kv_bytes_per_token=100, kv_dtype="bfloat16", num_cpus=2, windows=windows
+        )
+        assert config.cache.num_blocks == 100
+        return config.scheduler.max_model_len
+
+    assert longest((0,)) == 1600
+    assert longest((0, 0)) == 800
+    assert longest((0, 128)) == (100 - 41) * 16
+    assert longest((128, 128)) == 4096
