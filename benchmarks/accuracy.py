@@ -71,10 +71,10 @@ def whole(ids: list[int], groups: int) -> Batch:
 class Run:
     """A model on one backend, with room for one sequence of up to `tokens`."""
 
-    def __init__(self, source: ModelSource, backend: str, tokens: int) -> None:
+    def __init__(self, source: ModelSource, backend: str, tokens: int, quantization: str | None = None) -> None:
         hf = load_hf_config(source)
         model = build_model(hf)
-        load_weights(model, open_checkpoint(source, hf))
+        self.report = load_weights(model, open_checkpoint(source, hf, "auto", quantization), 2)
         self.groups = len(model.kv_layout.windows)
         common = dict(num_blocks=-(-tokens // BLOCK) * self.groups, block_size=BLOCK, kv_dtype="bfloat16", max_rows=64, max_positions=tokens)
         self.program: CpuProgram | ReferenceProgram
@@ -124,7 +124,8 @@ def perplexity(rows: Iterable[np.ndarray], targets: list[np.ndarray]) -> float:
 def compare_perplexity(args: argparse.Namespace, source: ModelSource, prompts: list[list[int]]) -> None:
     first = args.tokens - args.score
     targets = [np.array(ids[first + 1 :]) for ids in prompts]
-    run = Run(source, "cpu", args.tokens)
+    run = Run(source, "cpu", args.tokens, args.quantization)
+    print(f"weights {run.report.weights_bytes / 1e6:.1f} MB, {run.report.weights_bytes / run.report.fp16_bytes:.1%} of fp16")
     if args.ids:
         args.ids.write_text("".join(f"{' '.join(map(str, ids))}\n" for ids in prompts))
     print(f"octavo {perplexity((run.logits(ids, first)[:-1] for ids in prompts), targets):.4f} over {sum(map(len, targets))} tokens")
@@ -147,6 +148,7 @@ def main() -> None:
     parser.add_argument("what", choices=("logits", "perplexity"))
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--quantization", default=None, help="w4 or w8: round a plain checkpoint while it is loaded")
     parser.add_argument("--prompts", "--turns", type=int, default=None)
     parser.add_argument("--tokens", type=int, default=None)
     parser.add_argument("--score", type=int, default=None)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.ops.packed import PackedWeight
-from octavo.quantization import Format, Tensors, pack_transposed, plain_values
+from octavo.quantization import Format, Tensors, pack_transposed, plain_values, turned
+from octavo.quantization.on_load import OnLoad
 
 
 class Checkpoint(Protocol):
@@ -71,7 +72,10 @@ class FileCheckpoint:
     def packed(self, name: str, n: int, k: int, transposed: bool = False) -> PackedWeight:
         weight_name = f"{name}.weight"
         if transposed and self.tensors.kind == "safetensors" and self.tensors.has(weight_name):
-            return pack_transposed(self.tensors.get(weight_name), n, k, self.dtype)
+            stored = self.tensors.get(weight_name)
+            if isinstance(self.format, OnLoad):
+                return self.format.rounded(turned(stored), name, n, k)
+            return pack_transposed(stored, n, k, self.dtype)
         return self.format.pack(name, n, k)
 
     def uses(self, name: str) -> tuple[str, ...]:

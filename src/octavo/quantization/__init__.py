@@ -155,6 +155,12 @@ def pack_plain(tensor: StoredTensor, n: int, k: int, dtype: str) -> PackedWeight
     return PackedWeight(wanted, n, k, (WeightPart(codes),))
 
 
+def turned(tensor: StoredTensor) -> StoredTensor:
+    """A plain matrix with rows and columns exchanged; a copy."""
+    codes = np.ascontiguousarray(plain_codes(tensor).T)
+    return StoredTensor(tensor.file, tensor.name, tensor.dtype, codes.shape, codes.reshape(-1).view(np.uint8))
+
+
 def pack_transposed(tensor: StoredTensor, n: int, k: int, dtype: str) -> PackedWeight:
     """A plain matrix that is stored [k, n], as GPT-2's are; a copy."""
     tensor.check_shape(k, n)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.config import HFConfig
 from octavo.errors import ConfigError
+from octavo.gguf_file import shown
 from octavo.ops.packed import PackedWeight
 from octavo.quantization import Tensors, declared, method_config, pack_plain
 from octavo.quantization.integers import IntegerMatrix, column_order, integers_of, scales_of, words
@@ -18,6 +19,7 @@ from octavo.quantization.modules import group_size, refuse_listed, refuse_set
 
 TENSORS = ("qweight", "qzeros", "scales", "g_idx")
 LAYOUTS = ("gptq", "gptq_v2")
+LEFT_OUT = "-:"  # before a pattern of modules that are not quantised, which their tensors show as well
 
 
 class GPTQ:
@@ -37,7 +39,10 @@ class GPTQ:
         self.zero_offset = 1 if layout == "gptq" else 0
         if config.read("pack_dtype", str, "int32") != "int32":
             raise ConfigError(f"{self.source}: pack_dtype = {config.raw['pack_dtype']!r}: supported is int32")
-        refuse_set(config, "dynamic", "rotation", "adapter", "is_marlin_format", "modules_in_block_to_quantize_overrides")
+        refuse_set(config, "rotation", "adapter", "is_marlin_format")
+        for pattern in config.read("dynamic", dict, {}):
+            if not str(pattern).startswith(LEFT_OUT):
+                raise ConfigError(f"{self.source}: dynamic: {shown(str(pattern))}: settings of single modules are not supported")
         self.unquantised = config.read("modules_to_not_convert", list, [])
 
     @staticmethod

@@ -30,7 +30,10 @@ class OnLoad:
         return (f"{name}.weight",)
 
     def pack(self, name: str, n: int, k: int) -> PackedWeight:
-        stored = self.tensors.get(f"{name}.weight")
+        return self.rounded(self.tensors.get(f"{name}.weight"), name, n, k)
+
+    def rounded(self, stored: StoredTensor, name: str, n: int, k: int) -> PackedWeight:
+        """A plain tensor [n, k] of the module `name`."""
         stored.check_shape(n, k)
         return quantized(stored, n, k, self.scheme if ".layers." in f".{name}" else "w8")
 

@@ -72,13 +72,13 @@ class TestGPTQ:
     def test_what_is_not_quantised(self) -> None:
         store = Store()
         store.put("lm_head.weight", np.ones((8, 32), np.float32))
-        read = opened(gptq(), store)
+        read = opened(gptq(dynamic={"-:.*lm_head": {}}), store)
         assert read.pack("lm_head", 8, 32).kind is WeightKind.F32
         assert read.uses("lm_head") == ("lm_head.weight",)
 
     @pytest.mark.parametrize(("changes", "match"), [
         ({"bits": 3}, "bits = 3"), ({"bits": "4"}, "bits"), ({"bits": None}, "bits"), ({"group_size": 48}, "group_size = 48"),
-        ({"group_size": 0}, "group_size = 0"), ({"checkpoint_format": "marlin"}, "marlin"), ({"dynamic": {"-:.*": {}}}, "dynamic"),
+        ({"group_size": 0}, "group_size = 0"), ({"checkpoint_format": "marlin"}, "marlin"), ({"dynamic": {"-:.*gate": {}, "+:.*down": {"bits": 8}}}, "dynamic.*down"),
         ({"rotation": "hadamard"}, "rotation"), ({"adapter": {"name": "lora"}}, "adapter"), ({"is_marlin_format": True}, "is_marlin_format"),
         ({"pack_dtype": "int64"}, "pack_dtype"), ({"sym": "yes"}, "sym"),
     ])  # fmt: skip
