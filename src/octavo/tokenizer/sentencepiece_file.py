@@ -6,6 +6,7 @@ characters, and models that put the mark of a space behind a word, are refused: 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -108,7 +109,7 @@ def _piece(model: SentencePieceModel, data: bytes) -> None:
         raise ModelFileError(
             f"{model.source}: piece {len(model.pieces)} has {len(text)} bytes, must be 1 to {MAX_PIECE_BYTES}"
         )
-    if score != score or not 1 <= kind <= LAST_TYPE:
+    if not math.isfinite(score) or not 1 <= kind <= LAST_TYPE:
         raise ModelFileError(f"{model.source}: piece {len(model.pieces)} has score {score} and type {kind}")
     model.pieces.append(text.decode())
     model.scores.append(score)
