@@ -92,6 +92,8 @@ def _backend(path: Path) -> tokenizers.Tokenizer:
         backend.encode("a")  # some faults of a file show only here
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as e:  # the package raises bare Exception for whatever it does not like, and a panic is not even that
+    except (
+        BaseException
+    ) as e:  # the package raises bare Exception for whatever it does not like, and a panic is not even that
         raise ModelFileError(f"{path}: {' '.join(str(e).split())[:200]}") from None
     return backend

@@ -7,6 +7,7 @@ t5 (Unigram) and bert (WordPiece) among them, belong to no family of models that
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,8 +99,8 @@ def _pieces(meta: _Metadata, tokens: list[str], vocabulary: Vocabulary) -> None:
         raise meta.error(
             "tokenizer.ggml.tokens", f"{len(tokens) - len(set(tokens))} of {len(tokens)} tokens are repeated"
         )
-    if any(score != score for score in scores):
-        raise meta.error("tokenizer.ggml.scores", "a score is not a number")
+    if not math.isfinite(sum(scores)):
+        raise meta.error("tokenizer.ggml.scores", "a score is not a finite number")
     model = SentencePieceModel(
         meta.source,
         pieces=tokens,
@@ -220,6 +221,6 @@ def _templates(meta: _Metadata) -> dict[str, str]:
         templates[DEFAULT_TEMPLATE] = BY_NAME.get(default.lower(), default)
     names = meta.strings("tokenizer.chat_templates") if "tokenizer.chat_templates" in meta.metadata else []
     for name in names[:MAX_TEMPLATES]:
-        if (text := meta.text(f"tokenizer.chat_template.{name}", "")):
+        if text := meta.text(f"tokenizer.chat_template.{name}", ""):
             templates[name] = text
     return templates

@@ -130,7 +130,6 @@ class TestSmallVocabulary:
     @pytest.mark.parametrize(
         ("changes", "named"),
         [
-            ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model"),
             ({"tokenizer.ggml.model": "bert"}, "'bert'"),
             ({"tokenizer.ggml.model": 3}, "tokenizer.ggml.model"),
             ({"tokenizer.ggml.pre": "martian"}, "'martian'"),
