@@ -10,64 +10,27 @@ import json
 import random
 import re
 import unicodedata
-from collections import Counter
-from functools import cache
 
 import pytest
 import regex
 import tiktoken
-from line_corpus import LINES, TRAINING
+from byte_ranks import GPT2, LLAMA, NUM_RANKS, QWEN, as_characters, ranks
+from line_corpus import LINES
 
 from octavo.errors import ModelFileError
-from octavo.tokenizer.decoding import BYTE_OF_CHARACTER, DecoderKind
+from octavo.tokenizer.decoding import DecoderKind
 from octavo.tokenizer.detokenizer import make_detokenizer
 from octavo.tokenizer.gguf_vocab import build_vocabulary
 from octavo.tokenizer.merges import all_merges
 from octavo.tokenizer.tokenizer import Tokenizer
 
-# The families' published expressions.
-QWEN = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
-LLAMA = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
-GPT2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 DIGITS = r"\p{N}"
-CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
-NUM_RANKS = 256 + 350
 
 FAMILIES = {
     "qwen": (QWEN, "qwen.tiktoken", {"tokenizer_class": "QWenTokenizer"}, {}),
     "glm4": (LLAMA, "tokenizer.model", {"tokenizer_class": "ChatGLM4Tokenizer"}, {}),
     "llama3": (LLAMA, "tokenizer.model", {}, {"model_type": "llama"}),
 }
-
-
-@cache
-def ranks(pattern: str) -> dict[bytes, int]:
-    """Byte-pair training on the words that `pattern` cuts."""
-    words = Counter(word for line in TRAINING[::3] for word in regex.findall(pattern, line))
-    split = {word: [bytes([b]) for b in word.encode()] for word in words}
-    # Ids of single bytes in an order of their own, as in every published file.
-    found = {bytes([b]): i for i, b in enumerate([*range(33, 256), *range(33)])}
-    while len(found) < NUM_RANKS:
-        pairs: Counter[tuple[bytes, bytes]] = Counter()
-        for word, count in words.items():
-            for pair in zip(split[word], split[word][1:], strict=False):
-                pairs[pair] += count
-        best = max(pairs, key=lambda pair: (pairs[pair], pair))
-        found.setdefault(best[0] + best[1], len(found))
-        for word, parts in split.items():
-            if best[0] in parts:
-                split[word] = joined(parts, best)
-    return found
-
-
-def joined(parts: list[bytes], pair: tuple[bytes, bytes]) -> list[bytes]:
-    out: list[bytes] = []
-    for part in parts:
-        if out and (out[-1], part) == pair:
-            out[-1] += part
-        else:
-            out.append(part)
-    return out
 
 
 def lines_of(found: dict[bytes, int]) -> bytes:
@@ -242,10 +205,6 @@ def test_an_id_in_use_cannot_be_a_special_token(tmp_path):
     )
     with pytest.raises(ModelFileError, match="id 5 of '<|x|>' is taken"):
         Tokenizer.load(tmp_path)
-
-
-def as_characters(token: bytes) -> str:
-    return "".join(CHARACTER_OF_BYTE[b] for b in token)
 
 
 @pytest.mark.parametrize(

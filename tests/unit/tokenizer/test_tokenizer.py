@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Reference
 
 from octavo.errors import ConfigError, InvalidRequestError, ModelFileError
 from octavo.tokenizer import vocabulary
-from octavo.tokenizer.gguf_vocab import WORD_RULES, build_vocabulary
 from octavo.tokenizer.decoding import DecoderKind
+from octavo.tokenizer.gguf_vocab import WORD_RULES, build_vocabulary
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
