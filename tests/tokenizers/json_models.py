@@ -5,7 +5,8 @@ from spm_models import trained
 from transformers import GemmaTokenizer, GPT2Tokenizer, LlamaTokenizer, Qwen2Tokenizer
 
 from octavo.tokenizer.merges import all_merges
-from octavo.tokenizer.sentencepiece_file import PieceType, parse_sentencepiece
+from octavo.tokenizer.sentencepiece_file import parse_sentencepiece
+from octavo.tokenizer.vocabulary import PieceType
 
 
 def pieces(name: str) -> dict:

@@ -41,11 +41,6 @@ def read_folder(folder: Path, tokenizer_file: Path | None = None) -> Vocabulary:
     return vocabulary
 
 
-def read_eos_ids(folder: Path) -> list[int]:
-    """End-of-sequence ids that config.json and generation_config.json name, in that order, without repetition."""
-    return FolderFiles(folder).eos_ids()
-
-
 def _read(path: Path, files: FolderFiles) -> Vocabulary:
     if path.suffix == ".json":
         return _read_json_tokenizer(path, files)

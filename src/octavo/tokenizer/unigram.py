@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.tokenizer.sentencepiece_file import PieceType
+from octavo.tokenizer.vocabulary import PieceType
 
 UNKNOWN_PENALTY = 10.0
 RESET_ABOVE = 100_000.0
