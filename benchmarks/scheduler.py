@@ -4,7 +4,7 @@ Over the number of waiting requests and of KV blocks, because neither may matter
 the front of the queue does not fit the memory (which is found out anew in every step). Prints a table of microseconds (median of
 `--steps` steps) and, with --json FILE, writes the same figures. No runner: a made-up token for each request.
 
-    python benchmarks/scheduler.py [--batch 32] [--steps 300] [--json FILE]
+    python benchmarks/scheduler.py [--batch 32] [--steps 300] [--windows 0,512,512] [--json FILE]
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ PROMPT_TOKENS = 100
 SLACK = 50  # steps until all prompts are computed, and some more
 
 
-def build(batch: int, num_waiting: int, num_blocks: int, steps: int, is_full_of_seats: bool) -> EngineCore:
+def build(
+    batch: int, num_waiting: int, num_blocks: int, steps: int, is_full_of_seats: bool, windows: tuple[int, ...]
+) -> EngineCore:
     """An engine with `batch` running requests that will not end, and `num_waiting` more that will not be admitted."""
     limits = SchedulerConfig(
         max_num_seqs=batch if is_full_of_seats else batch + 1,
@@ -36,9 +38,10 @@ def build(batch: int, num_waiting: int, num_blocks: int, steps: int, is_full_of_
         max_model_len=1 << 30,
         max_num_queued_requests=num_waiting,
     )
-    core = EngineCore(limits, CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks))
+    cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, windows=windows)
+    core = EngineCore(limits, cache)
     runs = SamplingParams(max_tokens=steps + SLACK)
-    waits = SamplingParams(max_tokens=num_blocks * BLOCK_SIZE - PROMPT_TOKENS)
+    waits = SamplingParams(max_tokens=cache.longest_sequence(2048, limits.max_model_len) - PROMPT_TOKENS)
     for i in range(batch + num_waiting):
         prompt = [(i * 7919 + j) % 50_000 for j in range(PROMPT_TOKENS)]
         core.add(EngineCoreRequest(f"r{i}", prompt, runs if i < batch else waits, [2], [2], float(i)), 0.0)
@@ -74,15 +77,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--windows", default="0", help="of each group of layers, the positions that it sees; of one at least 0, for all")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
+    windows = tuple(map(int, args.windows.split(",")))
     rows = []
     print(f"{'wait for':>9} {'waiting':>9} {'blocks':>9} {'schedule us':>12} {'update us':>10} {'both us':>9}")
     for is_full_of_seats in (True, False):
         for num_waiting in WAITING:
-            for num_blocks in BLOCKS:
-                core = build(args.batch, num_waiting, num_blocks, args.steps, is_full_of_seats)
+            for num_blocks in (blocks * len(windows) for blocks in BLOCKS):
+                core = build(args.batch, num_waiting, num_blocks, args.steps, is_full_of_seats, windows)
                 schedule_us, update_us = measure(core, args.batch, args.steps)
                 wait_for = "a seat" if is_full_of_seats else "memory"
                 figures = f"{schedule_us:>12.1f} {update_us:>10.1f} {schedule_us + update_us:>9.1f}"
@@ -90,7 +95,7 @@ def main() -> None:
                 row = {"wait_for": wait_for, "waiting": num_waiting, "blocks": num_blocks}
                 rows.append({**row, "schedule_us": schedule_us, "update_us": update_us})
     if args.json:
-        args.json.write_text(json.dumps({"batch": args.batch, "rows": rows}, indent=2) + "\n")
+        args.json.write_text(json.dumps({"batch": args.batch, "windows": windows, "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

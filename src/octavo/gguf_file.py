@@ -34,7 +34,8 @@ MOST_ALIGNMENT = 1 << 16
 MOST_DIMS = 4
 MOST_KEY_BYTES = 65535
 MOST_STRING_BYTES = 16 << 20
-MOST_STRINGS = 1 << 22  # over all metadata: a Python string costs far more than its bytes in the file
+MOST_STRINGS = 1 << 21  # over all metadata: a Python string costs far more than its bytes in the file
+STRINGS_AT_ONCE = 1 << 14
 MOST_NESTED_ARRAYS = 1 << 14
 MOST_DEPTH = 4
 
@@ -379,13 +380,19 @@ class _Parser:
             raise self.error(f"arrays are nested deeper than {MOST_DEPTH}, or more than {MOST_NESTED_ARRAYS} in all")
 
     def strings(self, count: int) -> list[str]:
-        """Vocabularies come through here, a hundred thousand strings: one lean loop, and one decoding of all of them."""
+        """Vocabularies come through here, a hundred thousand strings: a lean loop, and one decoding of thousands of them."""
         self.count_strings(count)
+        texts: list[str] = []
+        while len(texts) < count:
+            texts += self.some_strings(min(STRINGS_AT_ONCE, count - len(texts)), len(texts), count)
+        return texts
+
+    def some_strings(self, number: int, first: int, count: int) -> list[str]:
         buffer, at, size = self.buffer, self.at, self.size
         unpack = U64.unpack_from
         parts = []
         try:
-            for _ in range(count):
+            for _ in range(number):
                 start = at + 8
                 at = start + unpack(buffer, at)[0]
                 if at > size:
@@ -394,12 +401,12 @@ class _Parser:
         except struct.error:
             at = size + 1
         if at > size:
-            raise self.error(f"file ends within string {len(parts)} of {count}")
+            raise self.error(f"file ends within string {first + len(parts)} of {count}")
         self.at = at
         joined = b"\0".join(parts)
-        if joined.count(b"\0") == count - 1:
+        if joined.count(b"\0") == number - 1:
             return self.decode(joined).split("\0")
-        return [self.decode(part) for part in parts]  # none at all, or one with a NUL inside
+        return [self.decode(part) for part in parts]  # one has a NUL inside
 
     def skip_array(self, depth: int = 0) -> int:
         """Steps over an array with the same checks of size; its length."""

@@ -14,7 +14,7 @@ from octavo.cli.__main__ import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "octavo"
-NAMES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "docs/options.md", "docs/models.md")
+NAMES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "docs/options.md", "docs/models.md", "docs/quantization.md")
 PAGES = [ROOT / name for name in NAMES]
 
 

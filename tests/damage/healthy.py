@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -143,6 +144,47 @@ def shard_files() -> dict[str, Content]:
     return {**shards, INDEX: as_json({"metadata": {"total_size": 1}, "weight_map": weight_map()}), **companions()}
 
 
+PIECES = [("<unk>", 2), ("<s>", 3), ("</s>", 3), ("▁", 1), *((c, 1) for c in "abcdefghijklmnopqrstuvwxyz"), *((c, 1) for c in "012345678"), ("ab", 1)]
+
+
+def field(number: int, value: int | float | bytes | str) -> bytes:
+    """A field of a protocol buffer: a varint below 128, a float of four bytes, or bytes."""
+    if isinstance(value, float):
+        return bytes([number << 3 | 5]) + struct.pack("<f", value)
+    raw = value.encode() if isinstance(value, str) else value
+    tag = varint(number << 3 | (0 if isinstance(raw, int) else 2))
+    return tag + (varint(raw) if isinstance(raw, int) else varint(len(raw)) + raw)
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def piece(text: str | bytes, score: float, kind: int) -> bytes:
+    return field(1, text) + field(2, score) + (field(3, kind) if kind != 1 else b"")
+
+
+TRAINER = field(3, 2) + field(40, 0) + field(41, 1) + field(42, 2)
+NORMALIZER = field(1, "identity") + field(3, 1) + field(4, 0) + field(5, 1)
+
+
+def sentencepiece_model(*, trainer: bytes = TRAINER, normalizer: bytes = NORMALIZER, pieces: list[bytes] | None = None) -> bytes:
+    """A byte-pair model of as many pieces as the tiny llama has rows."""
+    usual = [piece(text, -float(i), kind) for i, (text, kind) in enumerate(PIECES)]
+    return b"".join(field(1, one) for one in (usual if pieces is None else pieces)) + field(2, trainer) + field(3, normalizer)
+
+
+def spm_files() -> dict[str, Content]:
+    """A folder whose tokenizer is a SentencePiece model."""
+    files = {name: content for name, content in folder_files().items() if name != "tokenizer.json"}
+    config = as_json({"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>", "bos_token": "<s>"})
+    return files | {"tokenizer.model": sentencepiece_model(), "tokenizer_config.json": config}
+
+
 # By form: the files, and which of them is given to the program ("" is the folder).
 HEALTHY: Mapping[str, tuple[Callable[[], dict[str, Content]], str]] = MappingProxyType(
     {
@@ -150,5 +192,6 @@ HEALTHY: Mapping[str, tuple[Callable[[], dict[str, Content]], str]] = MappingPro
         "parts": (part_files, "m-00001-of-00003.gguf"),
         "folder": (folder_files, ""),
         "shards": (shard_files, ""),
+        "spm": (spm_files, ""),
     }
 )

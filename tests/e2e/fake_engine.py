@@ -91,7 +91,7 @@ def build(args: EngineArgs, model_path: str) -> SimpleNamespace:
     )
     cache = CacheConfig(block_size=16, num_blocks=options.get("num_blocks", 2048), enable_prefix_caching=args.enable_prefix_caching)
     ready = EngineReady(
-        max_model_len, VOCAB_SIZE, 16, cache.num_blocks, 0, 0, 0, args.max_num_seqs, budget, 1, "fake", [Phase("all", 0.0)], os.getpid()
+        max_model_len, VOCAB_SIZE, 16, cache.num_blocks, 0, cache.num_blocks * 16, 0, args.max_num_seqs, budget, 1, "fake", [Phase("all", 0.0)], os.getpid()
     )
     runner = HashRunner(options.get("step_seconds", 0.0))
     return SimpleNamespace(core=EngineCore(scheduler, cache, VOCAB_SIZE), runner=runner, ready=ready)

@@ -44,13 +44,15 @@ TWO_CAPS = dict(attn_logit_softcapping=5.0, final_logit_softcapping=7.0)
 
 @dataclass(frozen=True)
 class Case:
-    """family: of transformers; arch: the file's; config: over SHARED; more: settings in the file; fused: q, k and v are one tensor."""
+    """family: of transformers; arch: the file's; config: over SHARED; more: settings in the file; fused: q, k and v are one tensor;
+    apart: experts are a tensor each."""
 
     family: str
     arch: str
     config: dict[str, Any] = field(default_factory=dict)
     more: Callable[[Any], None] = lambda writer: None
     fused: bool = False
+    apart: bool = False
     kind: str = "F32"
 
 
@@ -68,6 +70,7 @@ CASES = {
     "mistral": Case("mistral", "llama", dict(sliding_window=24), lambda w: w.add_sliding_window(24)),
     "mixtral": Case("mixtral", "llama", dict(num_local_experts=5, num_experts_per_tok=2)),
     "mixtral, quantised": Case("mixtral", "llama", dict(num_local_experts=5, num_experts_per_tok=5), kind="Q8_0"),  # all: no near ties
+    "mixtral, a tensor for each expert": Case("mixtral", "llama", dict(num_local_experts=5, num_experts_per_tok=2), apart=True),
     "smollm3": Case("smollm3", "smollm3"),
     "granite": Case("granite", "granite", dict(embedding_multiplier=12.0, logits_scaling=0.25, residual_multiplier=0.22, attention_multiplier=0.1)),
     "qwen": Case("qwen2", "qwen", dict(num_key_value_heads=HEADS), fused=True),
@@ -225,6 +228,14 @@ def rope_tensors(rope: dict[str, Any], head_dim: int) -> dict[str, np.ndarray]:
     return {"rope_freqs.weight": factors.astype(np.float32)}
 
 
+def taken_apart(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A tensor for each expert, as the converter wrote them before 2024."""
+    out = {name: values for name, values in tensors.items() if "_exps." not in name}
+    for name in tensors.keys() - out.keys():
+        out |= {name.replace("_exps.", f".{i}."): expert for i, expert in enumerate(tensors[name])}
+    return out
+
+
 def write(case: Case, model: Any, folder: Path, without: str = "") -> Path:
     """The model as a GGUF file, perhaps `without` one of its tensors."""
     model.save_pretrained(folder)
@@ -236,6 +247,7 @@ def write(case: Case, model: Any, folder: Path, without: str = "") -> Path:
     tensors = {gguf_name(names, name): values for name, values in converted(case, config, load_file(folder / "model.safetensors")).items()}
     tensors |= rope_tensors(getattr(config, "rope_parameters", None) or {}, head_dim)
     tensors.pop(without, None)
+    tensors = taken_apart(tensors) if case.apart else tensors
     for name, values in tensors.items():
         kind = gguf.GGMLQuantizationType[case.kind if values.ndim > 1 else "F32"]
         writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)

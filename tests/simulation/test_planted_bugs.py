@@ -89,9 +89,9 @@ BUGS = [
     Bug("only one group's blocks released", Scheduler, "_release_blocks", "held_blocks(request.block_tables, request.num_freed_blocks)", "request.block_tables[0][request.num_freed_blocks[0] :]"),
     Bug("freed count kept after a preemption", Scheduler, "_release_blocks", "request.num_freed_blocks = [0] * len(self.groups)", "pass"),
     Bug("only one group's new blocks counted", Scheduler, "_take_blocks", "num_new * len(tables)", "num_new"),
-    Bug("windows not counted on admission", KvGroups, "owed", "sure += soon_here - (num_blocks - freed)", "pass"),
+    Bug("windows not counted on admission", KvGroups, "owed", "sure += soon_here - num_blocks", "pass"),
     Bug("a window's blocks counted without the step's tokens", config, "window_blocks", "(window + chunk - 2)", "(window - 1)"),
-    Bug("a window counted as if it saw all", KvGroups, "owed", "min(soon - freed, cap)", "soon - freed"),
+    Bug("a window counted as if it saw all", KvGroups, "owed", "soon if soon < cap else cap", "soon"),
     Bug("what can never fit is taken", config.CacheConfig, "most_blocks", "return sum(", "return max("),
     Bug("shared windows counted as saved for ever", Scheduler, "_finds_room", "if is_guarded:", "if False:"),
     # families

@@ -9,7 +9,18 @@ import sysconfig
 import unicodedata
 from pathlib import Path
 
-MODULES = ("argparse", "ast", "difflib", "textwrap", "tarfile", "locale", "json/decoder", "email/charset", "html/entities", "calendar")
+MODULES = (
+    "argparse",
+    "ast",
+    "difflib",
+    "textwrap",
+    "tarfile",
+    "locale",
+    "json/decoder",
+    "email/charset",
+    "html/entities",
+    "calendar",
+)
 
 HAND_WRITTEN = [
     "", " ", "  ", "\t", "\n", "\r\n", "\n\n\n", " \n \n ", "\t\t\tif x:\r\n", "a" * 300, " " * 300, "\n" * 130, "-" * 257, "=" * 64, "ab" * 200,
@@ -63,7 +74,10 @@ def mixtures(rng: random.Random, count: int) -> list[str]:
 
 def runs(rng: random.Random, count: int) -> list[str]:
     """Few characters in many orders: where several ways to join are open."""
-    return ["".join(rng.choices(rng.choice(["ab", "a ", "- ", "ha", "aab ", "\n ", "123", "▁ a"]), k=rng.randrange(1, 40))) for _ in range(count)]
+    return [
+        "".join(rng.choices(rng.choice(["ab", "a ", "- ", "ha", "aab ", "\n ", "123", "▁ a"]), k=rng.randrange(1, 40)))
+        for _ in range(count)
+    ]
 
 
 def make() -> list[str]:
@@ -74,4 +88,6 @@ def make() -> list[str]:
 
 
 LINES = make()
-TRAINING = [line for line in code_lines() if line.strip()][:1500] + [line for line in HAND_WRITTEN if line.strip() and "\x00" not in line] * 3
+TRAINING = [line for line in code_lines() if line.strip()][:1500] + [
+    line for line in HAND_WRITTEN if line.strip() and "\x00" not in line
+] * 3

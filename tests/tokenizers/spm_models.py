@@ -36,7 +36,9 @@ MODELS = {
 def trained(name: str) -> bytes:
     """The file's bytes of one of MODELS."""
     out = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TRAINING), model_writer=out, **BASIS, **MODELS[name])
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TRAINING), model_writer=out, **BASIS, **MODELS[name]
+    )
     return out.getvalue()
 
 
@@ -66,7 +68,11 @@ def message(*fields: tuple[int, int | float | bytes]) -> bytes:
     return out
 
 
-def written(pieces: Iterable[tuple[str, float, int]], trainer: Sequence[tuple[int, int | bytes]] = (), **normalizer: bool | bytes) -> bytes:
+def written(
+    pieces: Iterable[tuple[str, float, int]],
+    trainer: Sequence[tuple[int, int | bytes]] = (),
+    **normalizer: bool | bytes,
+) -> bytes:
     """A byte-pair model's file with the given text, score and type of each piece."""
     numbers = {"precompiled_charsmap": 2, "add_dummy_prefix": 3, "remove_extra_whitespaces": 4, "escape_whitespaces": 5}
     spec = [(numbers[name], value if isinstance(value, bytes) else int(value)) for name, value in normalizer.items()]

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import click
 
 from octavo.cli.options import command as make_command
 from octavo.errors import ConfigError
+
+
+class Bar:
+    """The layers that are done. Begins with the first of them that is told, so that a mistake is all that its user reads."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.bar: Any = None
+
+    def show(self, done: int, total: int) -> None:
+        from tqdm import tqdm
+
+        if self.bar is None:
+            self.bar = tqdm(total=total, initial=done, unit="layer", file=sys.stderr, desc=self.label)
+        self.bar.update(done - self.bar.n)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
 
 
 @make_command(
@@ -45,8 +66,6 @@ def command(
     revision: str | None,
     download_dir: str | None,
 ) -> None:
-    from tqdm import tqdm
-
     from octavo.compress import Settings, quantize
     from octavo.loader.resolve import resolve_model
 
@@ -54,18 +73,8 @@ def command(
     if "\0" in output or not output:
         raise ConfigError(f"output = {output!r}: must be the path of a folder")
     source = resolve_model(model, revision=revision, download_dir=download_dir, load_format="safetensors" if "/" in model else "auto")
-    bar = tqdm(unit="layer", file=sys.stderr, desc=f"{scheme} {settings.method}")
-
-    def progress(done: int, total: int) -> None:
-        if not bar.n and done:
-            bar.initial = done
-        bar.total = total
-        bar.update(done - bar.n)
-
-    try:
-        result = quantize(source, Path(output).expanduser(), settings, Path(calibration).expanduser() if calibration else None, progress)
-    finally:
-        bar.close()
+    with closing(Bar(f"{scheme} {settings.method}")) as bar:
+        result = quantize(source, Path(output).expanduser(), settings, Path(calibration).expanduser() if calibration else None, bar.show)
     group = "rows" if result.group < 0 else f"groups of {result.group}"
     click.echo(
         f"{result.folder}: {result.format}, {result.method}, {result.matrices} matrices in {group}; "

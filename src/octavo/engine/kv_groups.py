@@ -61,16 +61,18 @@ class KvGroups:
         """
         block_size, num_tokens, num_blocks = self.block_size, len(request.token_ids), len(state.block_tables[0])
         most_tokens = request.max_num_tokens - 1
-        soon = -(-min(num_tokens + 1, most_tokens) // block_size)
+        soon = -(-(num_tokens + 1 if num_tokens < most_tokens else most_tokens) // block_size)
         most = -(-most_tokens // block_size)
         sure = self.num_full * (soon - num_blocks)
         possible = self.num_full * (most - soon)
-        for group, window in self.sliding:
-            freed = state.num_freed_blocks[group]
-            cap = window_blocks(window, min(num_tokens - state.num_computed_tokens, self.chunk), block_size)
-            soon_here = min(soon - freed, cap)
-            sure += soon_here - (num_blocks - freed)
-            possible += min(most - freed, cap) - soon_here
+        if self.sliding:
+            chunk = min(num_tokens - state.num_computed_tokens, self.chunk)
+            for group, window in self.sliding:
+                freed = state.num_freed_blocks[group]
+                cap = freed + window_blocks(window, chunk, block_size)
+                soon_here = soon if soon < cap else cap
+                sure += soon_here - num_blocks
+                possible += (most if most < cap else cap) - soon_here
         return sure, possible
 
 

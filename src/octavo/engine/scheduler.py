@@ -4,8 +4,9 @@ The batch is decided anew for every step, from one budget of `max_num_batched_to
 
  1. Every running request that decodes gets its one token, and running prompts share the rest, earliest first, in chunks. The
     budget is at least `max_num_seqs`, so a long prompt cannot stop a decode, and decodes always leave a prompt something.
- 2. Blocks for these tokens are found, for each group of layers, earliest request first. Where none are left, the *latest* running request is preempted:
-    it loses its blocks and goes back to the queue, to its old place. A request for which nobody later is left just waits.
+ 2. Blocks for these tokens are found, in each group of layers, earliest request first. Where none are left, the *latest* running
+    request is preempted: it loses its blocks and goes back to the queue, to its old place. A request for which nobody later is
+    left just waits.
  3. With what is left of the budget, requests are admitted from the front of the queue, in order, until one does not fit.
     Nobody is bypassed.
 
@@ -51,7 +52,9 @@ USED_SHARE_WEIGHT = 0.05  # of the latest request in the moving average
 
 
 class Start(NamedTuple):
-    """Where a newcomer begins: tables of others' blocks that hold its first tokens, how many tokens that are, and whether it asked the cache."""
+    """Where a newcomer begins: tables of others' blocks that hold its first tokens (of each group with so many freed entries), how many
+    tokens that are, and whether it asked the cache.
+    """
 
     block_tables: Tables
     num_freed_blocks: list[int]
@@ -205,9 +208,11 @@ class Scheduler:
         if not self.waiting or len(self.running) >= self.max_num_seqs:
             return
         sure = possible = 0
+        owed = self.groups.owed
         for running in self.running:
-            own_sure, own_possible = self.groups.owed(running, running)
-            sure, possible = sure + own_sure, possible + own_possible
+            own_sure, own_possible = owed(running, running)
+            sure += own_sure
+            possible += own_possible
         is_guarded = any(request.num_preemptions >= MAX_PREEMPTIONS for request in self.running)
         while self.waiting and len(self.running) < self.max_num_seqs and plan.num_tokens < self.max_num_batched_tokens:
             request = self.waiting.peek()

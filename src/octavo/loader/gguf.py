@@ -18,6 +18,8 @@ from octavo.loader.gguf_parts import GGUFModel
 from octavo.quantization import StoredTensor
 
 LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(\w+)\.(weight|bias)")
+# As files of before 2024 have experts: a matrix each.
+EXPERT_NAME = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|up|down)\.(0|[1-9]\d{0,3})\.weight")
 OUTER_NAME = re.compile(r"(\w+)\.(weight|bias)")
 # The configuration has taken these already.
 CONSUMED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -76,6 +78,8 @@ class GGUFTensors:
         """Hugging Face's name of a GGUF tensor; a name that no table knows stays as it is, to be reported as unused."""
         if (match := LAYER_NAME.fullmatch(name)) and match[2] in self.layer:
             return f"{self.family.prefix}.{match[1]}.{self.layer[match[2]]}.{match[3]}"
+        if match := EXPERT_NAME.fullmatch(name):
+            return f"{self.family.prefix}.{match[1]}.mlp.experts.{match[3]}.{match[2]}_proj.weight"
         if (match := OUTER_NAME.fullmatch(name)) and match[1] in self.outer:
             return f"{self.outer[match[1]]}.{match[2]}"
         return name

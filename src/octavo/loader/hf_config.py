@@ -74,7 +74,8 @@ def normalised(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     """`raw` with one spelling for what has several; of a multimodal configuration the keys of the text model too."""
     text = raw.get("text_config")
     if isinstance(text, dict):
-        return normalised({**raw, **text, "model_type": raw.get("model_type"), "text_config": None}, path)
+        whole = {key: raw[key] for key in ("model_type", "eos_token_id") if raw.get(key) is not None}
+        return normalised({**raw, **text, **whole, "text_config": None}, path)
     config = dict(raw)
     for theirs, ours in SAME_KEYS.items():
         if config.get(ours) is None and config.get(theirs) is not None:

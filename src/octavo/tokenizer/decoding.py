@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+# Stands for a space in SentencePiece's pieces.
+MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # How bytes that are no UTF-8 become text: one U+FFFD for each invalid sequence, or, as SentencePiece does, for each byte of it.
 EACH_SEQUENCE = "replace"

@@ -145,7 +145,9 @@ class FolderFiles:
             value = self.json(name).get("eos_token_id")
             ids = value if isinstance(value, list) else [] if value is None else [value]
             if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**31 for i in ids):
-                raise ModelFileError(f"{self.folder / name}: eos_token_id = {str(value)[:50]}: must be a token id or a list of them")
+                raise ModelFileError(
+                    f"{self.folder / name}: eos_token_id = {str(value)[:50]}: must be a token id or a list of them"
+                )
             found += [i for i in dict.fromkeys(ids) if i not in found]
         return found
 

@@ -41,11 +41,6 @@ def read_folder(folder: Path, tokenizer_file: Path | None = None) -> Vocabulary:
     return vocabulary
 
 
-def read_eos_ids(folder: Path) -> list[int]:
-    """End-of-sequence ids that config.json and generation_config.json name, in that order, without repetition."""
-    return FolderFiles(folder).eos_ids()
-
-
 def _read(path: Path, files: FolderFiles) -> Vocabulary:
     if path.suffix == ".json":
         return _read_json_tokenizer(path, files)
@@ -92,6 +87,8 @@ def _backend(path: Path) -> tokenizers.Tokenizer:
         backend.encode("a")  # some faults of a file show only here
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as e:  # the package raises bare Exception for whatever it does not like, and a panic is not even that
+    except (
+        BaseException
+    ) as e:  # the package raises bare Exception for whatever it does not like, and a panic is not even that
         raise ModelFileError(f"{path}: {' '.join(str(e).split())[:200]}") from None
     return backend

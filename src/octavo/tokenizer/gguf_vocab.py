@@ -1,7 +1,7 @@
 """A tokenizer from a GGUF file's metadata, by the kind that `tokenizer.ggml.model` names: gpt2 or llama.
 
 gpt2 is byte-level BPE: tokens, merges and token types come from the file; how text is cut into words before BPE is known only by a name
-(`tokenizer.ggml.pre`), see `word_rules`. llama is a SentencePiece byte-pair model: pieces, scores and types, see `pieces`. The other kinds,
+(`tokenizer.ggml.pre`), see `word_rules`. llama is a SentencePiece byte-pair model: pieces, scores and types, see `gguf_pieces`. The other kinds,
 t5 (Unigram) and bert (WordPiece) among them, belong to no family of models that is served here, and are refused by name.
 """
 
@@ -16,12 +16,10 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models
 
-from octavo.errors import ModelFileError
 from octavo.gguf_file import GGUFFile
 from octavo.tokenizer.builtin_templates import BY_NAME
-from octavo.tokenizer.pieces import build_backend, piece_lead
-from octavo.tokenizer.sentencepiece_file import ModelType, NormalizerSpec, PieceType, SentencePieceModel
-from octavo.tokenizer.vocabulary import DEFAULT_TEMPLATE, MAX_VOCAB_SIZE, Vocabulary
+from octavo.tokenizer.gguf_metadata import Metadata
+from octavo.tokenizer.vocabulary import DEFAULT_TEMPLATE, MAX_VOCAB_SIZE, PieceType, Vocabulary
 from octavo.tokenizer.word_rules import WORD_RULES, WordRule, apply_rule
 
 MAX_TEMPLATES = 32
@@ -48,7 +46,7 @@ def read_gguf(path: Path) -> Vocabulary:
 
 def build_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary:
     """The vocabulary that `metadata` describes; `source` is the file's name, for messages."""
-    meta = _Metadata(metadata, source)
+    meta = Metadata(metadata, source)
     kind = meta.text("tokenizer.ggml.model", "")
     if kind not in KINDS:
         raise meta.error("tokenizer.ggml.model", f"{kind[:80]!r} is not supported; supported are {' and '.join(KINDS)}")
@@ -66,7 +64,12 @@ def build_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary:
         special_tokens={name: tokens[i] for name, i in special_ids.items() if i is not None},
         chat_templates=_templates(meta),
     )
-    (_byte_level if kind == BYTE_LEVEL else _pieces)(meta, tokens, vocabulary)
+    if kind == BYTE_LEVEL:
+        _byte_level(meta, tokens, vocabulary)
+    else:
+        from octavo.tokenizer.gguf_pieces import add_pieces  # noqa: PLC0415 - most vocabularies need nothing of SentencePiece
+
+        add_pieces(meta, tokens, vocabulary)
     eos = special_ids["eos_token"]
     if eos is not None and meta.flag("tokenizer.ggml.add_eos_token", False):
         vocabulary.suffix_ids = [eos]
@@ -74,7 +77,7 @@ def build_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary:
     return vocabulary
 
 
-def _byte_level(meta: _Metadata, tokens: list[str], vocabulary: Vocabulary) -> None:
+def _byte_level(meta: Metadata, tokens: list[str], vocabulary: Vocabulary) -> None:
     """The parts of a gpt2 vocabulary."""
     pre = meta.text("tokenizer.ggml.pre", "default")
     if pre not in WORD_RULES:
@@ -90,88 +93,7 @@ def _byte_level(meta: _Metadata, tokens: list[str], vocabulary: Vocabulary) -> N
         vocabulary.prefix_ids = [bos]
 
 
-def _pieces(meta: _Metadata, tokens: list[str], vocabulary: Vocabulary) -> None:
-    """The parts of a llama vocabulary: SentencePiece's with a normaliser that only marks spaces."""
-    types = meta.numbers("tokenizer.ggml.token_type", len(tokens))
-    scores = meta.numbers("tokenizer.ggml.scores", len(tokens))
-    if len(set(tokens)) < len(tokens):
-        raise meta.error(
-            "tokenizer.ggml.tokens", f"{len(tokens) - len(set(tokens))} of {len(tokens)} tokens are repeated"
-        )
-    if any(score != score for score in scores):
-        raise meta.error("tokenizer.ggml.scores", "a score is not a number")
-    model = SentencePieceModel(
-        meta.source,
-        pieces=tokens,
-        scores=scores,
-        types=types,
-        model_type=ModelType.BPE,
-        byte_fallback=int(PieceType.BYTE) in types,
-        unk_id=meta.token_id("tokenizer.ggml.unknown_token_id", len(tokens)) or 0,
-        normalizer=NormalizerSpec(
-            add_dummy_prefix=meta.flag("tokenizer.ggml.add_space_prefix", True),
-            remove_extra_whitespaces=meta.flag("tokenizer.ggml.remove_extra_whitespaces", False),
-        ),
-    )
-    built = build_backend(model)
-    vocabulary.backend = built.backend
-    vocabulary.piece_lead = piece_lead(model.normalizer)
-    bos = vocabulary.bos_token_id
-    if bos is not None and meta.flag("tokenizer.ggml.add_bos_token", True):
-        vocabulary.prefix_ids = [bos]
-
-
-class _Metadata:
-    """Typed reads of untrusted metadata."""
-
-    def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
-        self.metadata = metadata
-        self.source = source
-
-    def error(self, key: str, why: str) -> ModelFileError:
-        return ModelFileError(f"{self.source}: {key}: {why}")
-
-    def text(self, key: str, default: str) -> str:
-        value = self.metadata.get(key, default)
-        if not isinstance(value, str):
-            raise self.error(key, "must be a string")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.metadata.get(key, default)
-        if not isinstance(value, bool):
-            raise self.error(key, "must be a boolean")
-        return value
-
-    def numbers(self, key: str, count: int) -> list[Any]:
-        """`count` numbers; of a longer array only the first are meant."""
-        value = self.metadata.get(key)
-        if value is None:
-            raise self.error(key, "is missing")
-        if not isinstance(value, (array, list)) or set(map(type, value)) - {int, float}:
-            raise self.error(key, "must be a list of numbers")
-        if len(value) < count:
-            raise self.error(key, f"{len(value)} numbers for {count} tokens")
-        return list(value)[:count]
-
-    def strings(self, key: str) -> list[str]:
-        value = self.metadata.get(key)
-        if value is None:
-            raise self.error(key, "is missing")
-        if not isinstance(value, list) or set(map(type, value)) - {str}:
-            raise self.error(key, "must be a list of strings")
-        return value
-
-    def token_id(self, key: str, vocab_size: int) -> int | None:
-        value = self.metadata.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < vocab_size:
-            raise self.error(key, f"{value!r} must be a token id in 0..{vocab_size - 1}")
-        return value
-
-
-def _bpe(meta: _Metadata, tokens: list[str], rule: WordRule) -> tokenizers.Tokenizer:
+def _bpe(meta: Metadata, tokens: list[str], rule: WordRule) -> tokenizers.Tokenizer:
     """The constructor from Python objects is half again as fast as parsing the same as JSON."""
     merges = meta.strings("tokenizer.ggml.merges")
     # One split of one long text; byte-level tokens hold no white-space, so a newline cannot be part of one.
@@ -191,7 +113,7 @@ def _bpe(meta: _Metadata, tokens: list[str], rule: WordRule) -> tokenizers.Token
     return backend
 
 
-def _add_special(meta: _Metadata, backend: tokenizers.Tokenizer, tokens: list[str]) -> None:
+def _add_special(meta: Metadata, backend: tokenizers.Tokenizer, tokens: list[str]) -> None:
     """Control and user-defined tokens are found in text as a whole, before any rule of words; only the former are left out of text."""
     key = "tokenizer.ggml.token_type"
     types = meta.metadata.get(key)
@@ -213,13 +135,13 @@ def _add_special(meta: _Metadata, backend: tokenizers.Tokenizer, tokens: list[st
     backend.add_tokens(plain)
 
 
-def _templates(meta: _Metadata) -> dict[str, str]:
+def _templates(meta: Metadata) -> dict[str, str]:
     """`tokenizer.chat_template`, and those that `tokenizer.chat_templates` names."""
     templates: dict[str, str] = {}
     if default := meta.text("tokenizer.chat_template", ""):
         templates[DEFAULT_TEMPLATE] = BY_NAME.get(default.lower(), default)
     names = meta.strings("tokenizer.chat_templates") if "tokenizer.chat_templates" in meta.metadata else []
     for name in names[:MAX_TEMPLATES]:
-        if (text := meta.text(f"tokenizer.chat_template.{name}", "")):
+        if text := meta.text(f"tokenizer.chat_template.{name}", ""):
             templates[name] = text
     return templates

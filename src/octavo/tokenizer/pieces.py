@@ -20,11 +20,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from octavo.errors import ModelFileError
+from octavo.tokenizer.decoding import MARK
 from octavo.tokenizer.merges import all_merges
-from octavo.tokenizer.sentencepiece_file import ModelType, NormalizerSpec, PieceType, SentencePieceModel
-from octavo.tokenizer.spm_normalizer import MARK, SpmNormalizer
+from octavo.tokenizer.sentencepiece_file import ModelType, NormalizerSpec, SentencePieceModel
+from octavo.tokenizer.spm_normalizer import SpmNormalizer
 from octavo.tokenizer.unigram import UnigramCutter
-from octavo.tokenizer.vocabulary import PieceLead
+from octavo.tokenizer.vocabulary import PieceLead, PieceType
 
 
 class Prefix(Enum):

@@ -6,13 +6,13 @@ characters, and models that put the mark of a space behind a word, are refused: 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
 
 from octavo.errors import ModelFileError
 from octavo.tokenizer import wire
-from octavo.tokenizer.vocabulary import MAX_TOKENIZER_BYTES, MAX_VOCAB_SIZE, read_limited
+from octavo.tokenizer.vocabulary import MAX_VOCAB_SIZE, PieceType
 
 MAX_PIECE_BYTES = 1 << 16
 
@@ -24,17 +24,6 @@ class ModelType(IntEnum):
     BPE = 2
     WORD = 3
     CHAR = 4
-
-
-class PieceType(IntEnum):
-    """What a piece is for; the numbers are those of the file, and of `tokenizer.ggml.token_type`."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 LAST_TYPE = int(PieceType.BYTE)
@@ -74,11 +63,6 @@ def looks_like_sentencepiece(data: bytes) -> bool:
     return data[:1] == b"\n" and data[2:3] == b"\n"
 
 
-def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """The model in the file at `path`. Raises ModelFileError that names the file and what is wrong with it."""
-    return parse_sentencepiece(read_limited(path, MAX_TOKENIZER_BYTES), str(path))
-
-
 def parse_sentencepiece(data: bytes, source: str) -> SentencePieceModel:
     """The model that the bytes hold; `source` is the file's name, for messages."""
     model = SentencePieceModel(source)
@@ -108,7 +92,7 @@ def _piece(model: SentencePieceModel, data: bytes) -> None:
         raise ModelFileError(
             f"{model.source}: piece {len(model.pieces)} has {len(text)} bytes, must be 1 to {MAX_PIECE_BYTES}"
         )
-    if score != score or not 1 <= kind <= LAST_TYPE:
+    if not math.isfinite(score) or not 1 <= kind <= LAST_TYPE:
         raise ModelFileError(f"{model.source}: piece {len(model.pieces)} has score {score} and type {kind}")
     model.pieces.append(text.decode())
     model.scores.append(score)

@@ -14,9 +14,9 @@ from typing import Any
 from tokenizers import Regex
 
 from octavo.errors import ModelFileError
+from octavo.tokenizer.decoding import MARK
 from octavo.tokenizer.sentencepiece_file import NormalizerSpec
 
-MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 _ALL = Regex(r"[\s\S]+")
 
 

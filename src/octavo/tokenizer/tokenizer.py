@@ -20,15 +20,14 @@ from octavo.tokenizer.decoding import (
     BYTE_OF_CHARACTER,
     EACH_BYTE,
     EACH_SEQUENCE,
+    MARK,
     WITHOUT_UNKNOWN,
     DecoderKind,
     decoder_of,
     most_shrink,
     strip_lead,
 )
-from octavo.tokenizer.folder_vocab import read_eos_ids, read_folder
 from octavo.tokenizer.gguf_vocab import read_gguf
-from octavo.tokenizer.spm_normalizer import MARK
 from octavo.tokenizer.vocabulary import DEFAULT_TEMPLATE, PieceLead, Vocabulary
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -97,7 +96,7 @@ class Tokenizer:
         if not other.exists():
             raise ConfigError(f"tokenizer = {tokenizer!r}: no such file or folder")
         vocabulary = _read(other)
-        own = read_eos_ids(path) if path.is_dir() else []
+        own = _eos_ids(path) if path.is_dir() else []
         vocabulary.eos_token_ids.extend(
             i for i in own if i not in vocabulary.eos_token_ids and i < vocabulary.vocab_size
         )
@@ -294,12 +293,18 @@ def check_text(text: str, param: str | None = None) -> None:
 
 
 def _read(path: Path) -> Vocabulary:
-    if path.is_dir():
-        return read_folder(path)
     if path.suffix == ".gguf":
         return read_gguf(path)
-    if path.suffix in (".json", ".tiktoken") or ".model" in path.suffixes:
-        return read_folder(path.parent, path)
+    if path.is_dir() or path.suffix in (".json", ".tiktoken") or ".model" in path.suffixes:
+        from octavo.tokenizer.folder_vocab import read_folder  # noqa: PLC0415 - a start from a GGUF file needs none of it
+
+        return read_folder(path) if path.is_dir() else read_folder(path.parent, path)
     raise ModelFileError(
         f"{path}: a tokenizer is a folder with one, a .json, .model or .tiktoken file of one, or a .gguf file"
     )
+
+
+def _eos_ids(folder: Path) -> list[int]:
+    from octavo.tokenizer.folder_files import FolderFiles  # noqa: PLC0415 - as above
+
+    return FolderFiles(folder).eos_ids()

@@ -11,10 +11,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.tokenizer.sentencepiece_file import PieceType
+from octavo.tokenizer.vocabulary import PieceType
 
 UNKNOWN_PENALTY = 10.0
-USER_DEFINED_SCORE = -0.1  # better than any normal piece, so that it is taken wherever it stands
+RESET_ABOVE = 100_000.0
+USER_DEFINED_SCORE = 0.1  # for each byte but the first: better than any normal piece, the longest best
 
 
 class UnigramCutter:
@@ -31,7 +32,7 @@ class UnigramCutter:
             if kind == PieceType.NORMAL:
                 self._scores[piece] = score
             elif kind == PieceType.USER_DEFINED:
-                self._scores[piece] = _rounded(USER_DEFINED_SCORE)
+                self._scores[piece] = _rounded(USER_DEFINED_SCORE * (len(piece.encode()) - 1))
         for piece in [piece for piece, score in self._scores.items() if score is not None]:
             for end in range(len(piece) - 1, 0, -1):
                 if piece[:end] in self._scores:
@@ -68,8 +69,12 @@ class UnigramCutter:
         starts = [-1] * (size + 1)
         known = bytearray(size + 1)
         scores = self._scores
+        farthest = 0
         for start in range(size):
             before = best[start]
+            if abs(before) > RESET_ABOVE:
+                _count_from(start, farthest, best, starts)
+                before = 0.0
             single = False
             for end in range(start + 1, size + 1):
                 piece = text[start:end]
@@ -81,13 +86,23 @@ class UnigramCutter:
                 cell[0] = score + before
                 if starts[end] < 0 or cell[0] > best[end]:
                     best[end], starts[end], known[end] = cell[0], start, 1
+                farthest = max(farthest, end)
                 single = single or end == start + 1
             if not single:
                 end = start + 1
+                farthest = max(farthest, end)
                 cell[0] = self._unknown + before
                 if starts[end] < 0 or cell[0] > best[end]:
                     best[end], starts[end], known[end] = cell[0], start, 0
         return starts, known
+
+
+def _count_from(start: int, farthest: int, best: array[float], starts: list[int]) -> None:
+    """Takes the sum at `start` from all sums there and behind it: far from zero float32 could not tell small differences any more."""
+    offset = best[start]
+    for i in range(start, farthest + 1):
+        if i == start or starts[i] >= 0:
+            best[i] = best[i] - offset
 
 
 def _rounded(value: float) -> float:

@@ -6,7 +6,7 @@ Knows the `tokenizers` package. Does not know how a folder or a GGUF file is lai
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from pathlib import Path
 
 import tokenizers
@@ -30,6 +30,17 @@ TURN_ENDS = (
     "<|return|>",
     "<|call|>",
 )
+
+
+class PieceType(IntEnum):
+    """What a piece is for; the numbers are those of the file, and of `tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
 
 
 class PieceLead(Enum):

@@ -91,7 +91,12 @@ def replaced(fields: Fields, label: str, raw: bytes) -> bytes:
 
 # ggml types by number: name, elements and bytes of a block.
 GGML = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
-        7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210)}  # fmt: skip
+        7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 10: ("Q2_K", 256, 84),
+        11: ("Q3_K", 256, 110), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+        39: ("MXFP4", 32, 17)}  # fmt: skip
+# Where a block's scales are, and minimums; two bytes from its beginning, if not here.
+SCALES_AT = {3: slice(0, 4), 7: slice(0, 4), 12: slice(0, 4), 13: slice(0, 4), 10: slice(80, 84), 11: slice(108, 110), 14: slice(208, 210),
+             34: slice(52, 54), 35: slice(64, 66)}  # fmt: skip
 
 
 def random_tensor(rng: np.random.Generator, name: str, dims: tuple[int, ...], kind: int) -> tuple[str, tuple[int, ...], int, bytes]:
@@ -106,8 +111,11 @@ def random_tensor(rng: np.random.Generator, name: str, dims: tuple[int, ...], ki
         return name, dims, kind, (rng.standard_normal(n, np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
     blocks = rng.integers(0, 256, (n // width, nbytes), np.uint8)
     halves = rng.uniform(0.01, 0.1, (n // width, 2)).astype("<f2").view(np.uint8)
-    at = {14: slice(208, 210)}.get(kind, slice(0, 4) if kind in (3, 7, 12, 13) else slice(0, 2))
-    blocks[:, at] = halves[:, : at.stop - at.start]
+    at = SCALES_AT.get(kind, slice(0, 2))
+    if kind == 39:  # powers of two
+        blocks[:, 0] = rng.integers(115, 125, n // width)
+    else:
+        blocks[:, at] = halves[:, : at.stop - at.start]
     return name, dims, kind, blocks.tobytes()
 
 

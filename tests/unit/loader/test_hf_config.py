@@ -50,6 +50,15 @@ def test_rope_parameters_by_kind_of_layer_are_left_alone(tmp_path: Path) -> None
     assert of_json(tmp_path, {"rope_parameters": rope})["rope_parameters"] == rope
 
 
+def test_the_text_part_of_a_multimodal_configuration(tmp_path: Path) -> None:
+    """Its keys count, but for what the whole model is and where it ends."""
+    text = {"model_type": "gemma3_text", "hidden_size": 8, "eos_token_id": 1, "rope_scaling": {"type": "linear", "factor": 8.0}}
+    config = of_json(tmp_path, {"model_type": "gemma3", "eos_token_id": [1, 106], "dtype": "bfloat16", "hidden_size": 9, "text_config": text})
+    expected = {"model_type": "gemma3", "eos_token_id": [1, 106], "hidden_size": 8, "torch_dtype": "bfloat16",
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0}}  # fmt: skip
+    assert {key: config[key] for key in expected} == expected
+
+
 def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
     (tmp_path / "modeling_evil.py").write_text("raise SystemExit('ran')")
     (tmp_path / "configuration_evil.py").write_text("raise SystemExit('ran')")

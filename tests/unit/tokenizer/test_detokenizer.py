@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Reference
 
-from octavo.tokenizer.detokenizer import ByteDetokenizer, PackageDetokenizer, make_detokenizer
 from octavo.tokenizer.decoding import DecoderKind
+from octavo.tokenizer.detokenizer import ByteDetokenizer, PackageDetokenizer, make_detokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tokenizer.vocabulary import Vocabulary
 

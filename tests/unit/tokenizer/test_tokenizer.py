@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Reference
 
 from octavo.errors import ConfigError, InvalidRequestError, ModelFileError
 from octavo.tokenizer import vocabulary
-from octavo.tokenizer.gguf_vocab import WORD_RULES, build_vocabulary
 from octavo.tokenizer.decoding import DecoderKind
+from octavo.tokenizer.gguf_vocab import WORD_RULES, build_vocabulary
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -130,7 +130,6 @@ class TestSmallVocabulary:
     @pytest.mark.parametrize(
         ("changes", "named"),
         [
-            ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model"),
             ({"tokenizer.ggml.model": "bert"}, "'bert'"),
             ({"tokenizer.ggml.model": 3}, "tokenizer.ggml.model"),
             ({"tokenizer.ggml.pre": "martian"}, "'martian'"),
