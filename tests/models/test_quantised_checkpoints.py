@@ -152,7 +152,7 @@ def test_numbers(folders, logits_of) -> None:
     exact = logits_of(dense, IDS, "cpu")
     ours = logits_of(quantised, IDS, "cpu")
     # The rounding of activations: 8 bits of 32 inputs, or bf16.
-    assert np.abs(ours - exact).mean() < 0.02 * exact.std()
+    assert np.abs(ours - exact).mean() < 0.03 * exact.std()
     definition = logits_of(quantised, IDS, "reference")
     assert np.abs(ours - definition).mean() < 0.004 * exact.std()  # a code that falls the other way now and then
     assert np.array_equal(ours, logits_of(quantised, IDS, "cpu", chunk=7))

@@ -172,8 +172,8 @@ def test_quantization_must_agree_with_the_files(tmp_path: Path) -> None:
 
 
 def test_an_unsupported_method_is_named(tmp_path: Path) -> None:
-    source = folder_source(tmp_path, llama_tensors(), quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(ConfigError, match=r"config.json: quantization_config: quant_method = 'gptq': not supported; supported: gguf, none"):
+    source = folder_source(tmp_path, llama_tensors(), quantization_config={"quant_method": "exl3", "bits": 4})
+    with pytest.raises(ConfigError, match=r"config.json: quantization_config: quant_method = 'exl3': not supported; supported: gguf, none, gptq, awq"):
         open_checkpoint(source, load_hf_config(source))
     source = folder_source(tmp_path, llama_tensors(), quantization_config={"bits": 4})
     with pytest.raises(ConfigError, match=r"config.json: quantization_config: key 'quant_method' is missing"):
