@@ -84,7 +84,10 @@ class FileCheckpoint:
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
         tensor = self.tensors.get(name)
         tensor.check_shape(size)
-        return plain_values(tensor)
+        values = plain_values(tensor)
+        if not np.isfinite(values).all():
+            raise tensor.error("holds a number that is not finite")
+        return values
 
     def error(self, text: str) -> Exception:
         return self.tensors.error(text)

@@ -157,8 +157,8 @@ def _add_tokens(
     replaced = {i for i, _ in extra}
     special = [
         AddedToken(model.pieces[i], special=True, normalized=False)
-        for i, kind in enumerate(model.types)
-        if kind in (PieceType.CONTROL, PieceType.UNKNOWN) and i not in replaced
+        for i in sorted(_ids_of(model, PieceType.CONTROL) + _ids_of(model, PieceType.UNKNOWN))
+        if i not in replaced
     ]
     special += [token for _, token in extra if token.special]
     backend.add_special_tokens(special)

@@ -11,6 +11,8 @@ In memory, bits a weight: 4.5 (w4: Q4_0), 5 (w4 with minimums: Q4_1, Q4_K, TQ1_0
 
 from __future__ import annotations
 
+import numpy as np
+
 from octavo.config import HFConfig
 from octavo.ops.packed import PackedWeight
 from octavo.quantization import PLAIN, StoredTensor, Tensors, declared, pack_plain
@@ -45,7 +47,7 @@ FORMAT = GGML
 
 
 def pack_blocks(tensor: StoredTensor, n: int, k: int) -> PackedWeight:
-    """A block-quantised matrix [n, k]. Raises ModelFileError for a type that is not supported, or scales that fp16 cannot hold."""
+    """A block-quantised matrix [n, k]. Raises ModelFileError for a type that is not supported, or scales that are not finite in fp16."""
     tensor.check_shape(n, k)
     if tensor.dtype not in BLOCKS:
         raise tensor.error(f"type {tensor.dtype} is not supported; supported: {', '.join([*PLAIN, *BLOCKS])}")
@@ -54,4 +56,6 @@ def pack_blocks(tensor: StoredTensor, n: int, k: int) -> PackedWeight:
         kind, part = PACKERS[tensor.dtype](blocks)
     except OverflowError:
         raise tensor.error("holds scales beyond float16's range") from None
+    if not all(np.isfinite(array).all() for array in (part.scales, part.mins) if array is not None):
+        raise tensor.error("holds a scale that is not a finite number")
     return PackedWeight(kind, n, k, (part,))
