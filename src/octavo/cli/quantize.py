@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -72,7 +73,9 @@ def command(
     settings = Settings(scheme, method, calibration is not None, group_size, symmetric, act_order, samples, sample_len).checked()
     if "\0" in output or not output:
         raise ConfigError(f"output = {output!r}: must be the path of a folder")
-    source = resolve_model(model, revision=revision, download_dir=download_dir, load_format="safetensors" if "/" in model else "auto")
+    # A hub's folder may hold both kinds of files: only one of them is of use here.
+    wanted = "safetensors" if "/" in model and not os.path.exists(model) else "auto"
+    source = resolve_model(model, revision=revision, download_dir=download_dir, load_format=wanted)
     with closing(Bar(f"{scheme} {settings.method}")) as bar:
         result = quantize(source, Path(output).expanduser(), settings, Path(calibration).expanduser() if calibration else None, bar.show)
     group = "rows" if result.group < 0 else f"groups of {result.group}"

@@ -21,7 +21,7 @@ from octavo.compress.smooth import smoothing_factors
 from octavo.layers import Attention, Linear, Module, MoE, Vector
 
 F32 = NDArray[np.float32]
-ROWS = 1024  # tokens, of all sequences together, that AWQ measures its errors on
+ROWS = 512  # tokens, of all sequences together, that AWQ measures its errors on
 FEWEST_OUTPUTS = 8  # a product of fewer, such as a gate, is not worth rounding
 
 

@@ -87,18 +87,15 @@ class Columns:
 
 
 def inverse_root(hessian_KK: F64, damping: float) -> F64:
-    """Upper triangular U with U^T U the inverse of the damped Hessian; more damping where it takes it."""
-    diagonal = hessian_KK.diagonal()
+    """Upper triangular U with U^T U the inverse of the damped Hessian, whose diagonal is changed; more damping where it takes it."""
+    diagonal = hessian_KK.diagonal().copy()
     mean = float(diagonal.mean()) or 1.0
-    damped = hessian_KK.copy()
-    silent = np.flatnonzero(diagonal == 0)
-    damped[silent, silent] = mean
+    diagonal[diagonal == 0] = mean
     while damping <= MOST_DAMPING:
-        matrix = damped.copy()
-        matrix[np.diag_indices_from(matrix)] += damping * mean
+        hessian_KK[np.diag_indices_from(hessian_KK)] = diagonal + damping * mean
         try:
             # From the last column to the first, H = R R^T with R upper triangular, hence its inverse's factor is R's inverse.
-            root = np.linalg.cholesky(matrix[::-1, ::-1])[::-1, ::-1]
+            root = np.linalg.cholesky(hessian_KK[::-1, ::-1])[::-1, ::-1]
             return np.asarray(np.triu(np.linalg.inv(root)), np.float64)
         except np.linalg.LinAlgError:
             damping *= 10

@@ -51,7 +51,7 @@ def quantize(
 
     An interrupted run is taken up by the same call, and gives the same bytes. Raises ConfigError or ModelFileError with one line.
     """
-    settings = settings.checked()
+    settings, out = settings.checked(), out.absolute()
     check_output(out)
     model = SourceModel.open(source)
     plan = model.plan(settings)

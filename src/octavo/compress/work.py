@@ -39,9 +39,12 @@ def writing(out: Path) -> Iterator[None]:
 
 
 def check_output(out: Path) -> None:
-    """Raises ConfigError unless there is nothing at the path but, at most, an empty folder, and its parent is there."""
+    """Raises ConfigError unless there is nothing at the path but, at most, an empty folder, and its parent is there.
+
+    What the rename at the end of a long run would fail on is found here.
+    """
     try:
-        if out.is_dir() and not any(out.iterdir()):
+        if out.is_dir() and not out.is_symlink() and not out.is_mount() and not any(out.iterdir()):
             return
     except OSError as e:
         raise ConfigError(f"output = {str(out)!r}: {e.strerror}") from None

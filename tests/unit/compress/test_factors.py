@@ -13,6 +13,7 @@ from octavo.compress.block import quantisable
 from octavo.compress.capture import CalibrationOps, Observer, f32_weight, run_block
 from octavo.compress.folding import NormFold, matrix_of, norm_folds, row_folds
 from octavo.compress.rounding import Grid, to_nearest
+from octavo.compress.run import embedded
 from octavo.compress.smooth import smoothing_factors
 from octavo.compress.source import SourceModel
 from octavo.layers import Attention, Linear, Module
@@ -65,10 +66,10 @@ def test_blocks_are_those_of_the_definition(tmp_path: Path, rng: np.random.Gener
     kv = [ReferenceKv(np.zeros(shape, np.float32), np.zeros(shape, np.float32), 16, False) for _ in range(layout.num_layers)]
     starts, lengths = np.array([0, 50], np.int32), np.array([50], np.int32)
     expected = decoder.forward(Batch(ids, positions, slots_GT, starts, lengths, table_GSB, kv, 50))
-    from octavo.compress.run import embedded
-
     hidden = [embedded(decoder, ids.tolist())]
     for block in decoder.blocks:
+        for linear in block.linears():
+            linear.weights = f32_weight(np.concatenate([w.dequantize() for w in linear.weights]))
         hidden = run_block(block, hidden, 50)
     assert np.abs(hidden[0] - expected).max() < 2e-5 * np.abs(expected).max()
 

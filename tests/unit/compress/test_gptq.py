@@ -89,7 +89,7 @@ def test_fewer_tokens_than_inputs(rng: np.random.Generator) -> None:
 def test_inverse_root(rng: np.random.Generator) -> None:
     x = rng.normal(0, 1, (100, 24))
     hessian = x.T @ x
-    root = inverse_root(hessian, 0.01)
+    root = inverse_root(hessian.copy(), 0.01)
     damped = hessian + 0.01 * np.mean(np.diag(hessian)) * np.eye(24)
     assert np.allclose(root.T @ root @ damped, np.eye(24), atol=1e-9)
     assert np.array_equal(root, np.triu(root))

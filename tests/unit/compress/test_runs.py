@@ -312,6 +312,13 @@ def test_an_output_that_is_there(tmp_path: Path) -> None:
     (out / "mine.txt").unlink()
     run(model, out, scheme="w4")
     assert (out / "model.safetensors").exists()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    for link in (tmp_path / "link", tmp_path / "broken"):
+        if not link.is_symlink():
+            link.symlink_to(tmp_path / "nothing")
+        with pytest.raises(ConfigError, match="is there already"):
+            run(model, link, scheme="w4")
     with pytest.raises(ConfigError, match="there is no folder"):
         run(model, tmp_path / "no" / "q", scheme="w4")
 
