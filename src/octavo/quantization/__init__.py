@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from octavo.config import HFConfig
 from octavo.errors import ConfigError, ModelFileError
+from octavo.gguf_file import shown
 from octavo.ops.packed import PackedWeight, WeightKind, WeightPart, bf16_to_f32, f32_to_bf16
 
 NAMES = ("gguf", "none", "gptq", "awq", "compressed_tensors", "fp8")
@@ -123,7 +124,7 @@ def choose_format(hf: HFConfig, tensors: Tensors, dtype: str, asked: str | None)
             if asked is not None and asked.replace("-", "_") != name:
                 raise ConfigError(f"quantization = {asked!r}: the files of this checkpoint say {name!r}; {supported}")
             return name, kind(hf, tensors, dtype)
-    raise ConfigError(f"{hf.source}: quantization_config: quant_method = {declared(hf)!r}: not supported; {supported}")
+    raise ConfigError(f"{hf.source}: quantization_config: quant_method = {shown(declared(hf) or '')}: not supported; {supported}")
 
 
 # Plain tensors: every format leaves some matrices unquantised.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.config import HFConfig
 from octavo.errors import ConfigError
+from octavo.gguf_file import shown
 from octavo.ops.packed import PackedWeight
 from octavo.quantization import Tensors, declared, method_config, pack_plain
 from octavo.quantization.integers import IntegerMatrix, integers_of, scales_of
@@ -35,7 +36,7 @@ class AWQ:
         self.group = group_size(config)
         layout = config.read("version", str, config.read("checkpoint_format", str, config.read("format", str, "gemm")))
         if layout.lower() != "gemm":
-            raise ConfigError(f"{source}: version = {layout!r}: supported is gemm")
+            raise ConfigError(f"{source}: version = {shown(layout)}: supported is gemm")
         if not config.read("zero_point", bool, True):
             raise ConfigError(f"{source}: zero_point = false: not supported")
         refuse_set(config, "dynamic", "rotation", "adapter", "desc_act")

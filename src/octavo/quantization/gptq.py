@@ -35,10 +35,10 @@ class GPTQ:
         self.ordered = config.read("desc_act", bool, False)
         layout = config.read("checkpoint_format", str, config.read("format", str, "gptq"))
         if layout not in LAYOUTS:
-            raise ConfigError(f"{self.source}: checkpoint_format = {layout!r}: supported are {', '.join(LAYOUTS)}")
+            raise ConfigError(f"{self.source}: checkpoint_format = {shown(layout)}: supported are {', '.join(LAYOUTS)}")
         self.zero_offset = 1 if layout == "gptq" else 0
         if config.read("pack_dtype", str, "int32") != "int32":
-            raise ConfigError(f"{self.source}: pack_dtype = {config.raw['pack_dtype']!r}: supported is int32")
+            raise ConfigError(f"{self.source}: pack_dtype = {shown(config.raw['pack_dtype'])}: supported is int32")
         refuse_set(config, "rotation", "adapter", "is_marlin_format")
         for pattern in config.read("dynamic", dict, {}):
             if not str(pattern).startswith(LEFT_OUT):

@@ -1,4 +1,4 @@
-"""Plain checkpoints rounded while they are loaded: the option `quantization` w4 or w8. Round to nearest, nothing is calibrated.
+"""Plain checkpoints rounded while they are loaded: the option `quantization` w4 or w8. Round to nearest; nothing is calibrated.
 
 w4: groups of 64 with a scale and a minimum. w8: groups of 32 with a scale. Matrices outside the layers (the embedding, the head), which few weights
 of a large model but many of a small one's quality depend on, are 8 bits in both.
@@ -16,7 +16,10 @@ from octavo.quantization import StoredTensor, Tensors, plain_values
 
 SCHEMES = ("w4", "w8")
 W4_GROUP = 64
-CHUNK_CODES = 1 << 18
+TOP = 15  # the largest code of w4
+REFITS = 2
+CHUNK_CODES = 1 << 16  # rounded at a time: their arrays should stay in a core's cache
+F32 = NDArray[np.float32]
 
 
 class OnLoad:
@@ -51,11 +54,12 @@ def quantized(stored: StoredTensor, n: int, k: int, scheme: str) -> PackedWeight
     for first in range(0, n, step):
         cut = slice(first, min(n, first + step))
         values = plain_values(rows_of(stored, cut)).reshape(-1, groups, group)
-        if mins is None:
-            codes[cut], scales[cut] = round_w8(values)
-        else:
-            codes[cut], scales[cut], mins[cut] = round_w4(values)
-    if not np.isfinite(scales).all():
+        with np.errstate(all="ignore"):  # what is not finite shows in the scales
+            if mins is None:
+                codes[cut], scales[cut] = round_w8(values)
+            else:
+                codes[cut], scales[cut], mins[cut] = round_w4(values)
+    if not np.isfinite(scales).all() or (mins is not None and not np.isfinite(mins).all()):
         raise stored.error("holds numbers that fp16 scales cannot reach, or that are not finite")
     return PackedWeight(WeightKind.W4 if scheme == "w4" else WeightKind.W8, n, k, (WeightPart(codes, scales, mins),))
 
@@ -68,21 +72,49 @@ def rows_of(stored: StoredTensor, cut: slice) -> StoredTensor:
 
 def round_w8(values: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     """float32 [N, G, group] -> codes and scales; the scale is rounded first, so that codes are nearest to what they will mean."""
-    with np.errstate(over="ignore"):
-        scales = (np.abs(values).max(axis=-1) / np.float32(127)).astype(np.float16)
+    scales = (np.abs(values).max(axis=-1) / np.float32(127)).astype(np.float16)
     step = scales.astype(np.float32)[..., None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        codes = np.where(step > 0, values / step, 0)
-        return np.clip(np.rint(codes), -127, 127).astype(np.int8), scales
+    codes = np.where(step > 0, values / step, 0)
+    return np.clip(np.rint(codes), -127, 127).astype(np.int8), scales
 
 
 def round_w4(values: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.float16]]:
-    """float32 [N, G, group] -> nibbles [N, G, group / 2], scales and minimums."""
-    with np.errstate(over="ignore"):
-        mins = values.min(axis=-1).astype(np.float16)
-        low = mins.astype(np.float32)
-        scales = ((values.max(axis=-1) - low) / np.float32(15)).astype(np.float16)
-    step = scales.astype(np.float32)[..., None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        codes = np.where(step > 0, (values - low[..., None]) / step, 0)
-        return pack_nibbles(np.clip(np.rint(codes), 0, 15).astype(np.uint8)), scales, mins
+    """float32 [N, G, group] -> nibbles [N, G, group / 2], scales and minimums.
+
+    From the group's extremes; then scale and minimum are fitted to the codes by least squares and the codes rounded anew, where that is nearer.
+    """
+    low, high = values.min(axis=-1), values.max(axis=-1)
+    best = nearest(values, (high - low) / np.float32(TOP), low)
+    error = squares(values, *best)
+    for _ in range(REFITS):
+        again = nearest(values, *fitted(values, best[0]))
+        error_again = squares(values, *again)
+        better = error_again < error
+        error = np.where(better, error_again, error)
+        best = (np.where(better[..., None], again[0], best[0]), np.where(better, again[1], best[1]), np.where(better, again[2], best[2]))
+    codes, scales, mins = best
+    return pack_nibbles(codes.astype(np.uint8)), scales.astype(np.float16), mins.astype(np.float16)
+
+
+def nearest(values: F32, scales: F32, mins: F32) -> tuple[F32, F32, F32]:
+    """The codes nearest to values [N, G, group] for scales and minimums [N, G], which are rounded to fp16 first."""
+    step, low = (array.astype(np.float16).astype(np.float32) for array in (scales, mins))
+    codes = np.rint((values - low[..., None]) * np.where(step > 0, 1 / step, 0).astype(np.float32)[..., None])
+    return np.clip(codes, 0, TOP), step, low
+
+
+def squares(values: F32, codes: F32, scales: F32, mins: F32) -> F32:
+    off = codes * scales[..., None]
+    off += mins[..., None]
+    off -= values
+    return np.asarray(np.einsum("ngi,ngi->ng", off, off))
+
+
+def fitted(values: F32, codes: F32) -> tuple[F32, F32]:
+    """Scales and minimums that make code * scale + min nearest to the values."""
+    size = np.float32(values.shape[-1])
+    sum_q, sum_v = codes.sum(axis=-1), values.sum(axis=-1)
+    sum_qq, sum_qv = np.einsum("ngi,ngi->ng", codes, codes), np.einsum("ngi,ngi->ng", codes, values)
+    spread = size * sum_qq - sum_q * sum_q
+    scales = np.maximum((size * sum_qv - sum_q * sum_v) / np.where(spread > 0, spread, 1), 0)
+    return scales, (sum_v - scales * sum_q) / size

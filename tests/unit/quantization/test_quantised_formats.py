@@ -8,6 +8,7 @@ from quantised_tensors import Matrix, Store, e4m3, put_awq, put_compressed, put_
 
 from octavo.config import HFConfig
 from octavo.errors import ConfigError, ModelFileError
+from octavo.loader.checkpoint import FileCheckpoint
 from octavo.ops.packed import PackedWeight, WeightKind, merge
 from octavo.quantization import Format, choose_format
 
@@ -360,7 +361,26 @@ class TestOnLoad:
             spread = grouped.max(-1) - grouped.min(-1) if scheme == "w4" else 2 * np.abs(grouped).max(-1)
             off = np.abs(weight.dequantize().reshape(grouped.shape) - grouped)
             # half a step, and the rounding to fp16 of scale and minimum
-            assert (off.max(-1) <= spread / steps / 2 + np.abs(grouped).max(-1) * 2.0**-10 + 1e-7).all()
+            bound = spread / steps / 2 + np.abs(grouped).max(-1) * 2.0**-10 + 1e-7
+            if scheme == "w8":
+                assert (off.max(-1) <= bound).all()
+            assert ((off**2).sum(-1) <= weight.group * bound**2).all()
+
+    def test_scales_are_fitted_where_that_is_nearer(self) -> None:
+        store, values = self.plain(40, 256)
+        weight = self.rounded(store, "w4", 40, 256)
+        grouped = values.reshape(40, -1, 64)
+        low, high = grouped.min(-1, keepdims=True), grouped.max(-1, keepdims=True)
+        extremes = np.rint((grouped - low) / (high - low) * 15) / 15 * (high - low) + low
+        fitted = ((weight.dequantize().reshape(grouped.shape) - grouped) ** 2).sum()
+        assert fitted < 0.95 * ((extremes - grouped) ** 2).sum()
+
+    def test_a_matrix_stored_the_other_way_round(self) -> None:
+        store, values = self.plain(40, 64)
+        read = choose_format(HFConfig({}, "config.json"), store, "auto", "w4")[1]
+        store.put("model.layers.0.t.weight", np.ascontiguousarray(values.T))
+        weight = FileCheckpoint(store, read, "w4").packed("model.layers.0.t", 40, 64, transposed=True)
+        assert np.array_equal(weight.dequantize(), self.rounded(store, "w4", 40, 64).dequantize())
 
     def test_memory(self) -> None:
         store, values = self.plain(64, 512)
@@ -381,6 +401,59 @@ class TestOnLoad:
         for scheme in ("w4", "w8"):
             with pytest.raises(ModelFileError, match="finite"):
                 self.rounded(store, scheme, 8, 64)
+
+
+JUNK = [None, -1, 0, 3, 1 << 70, 1e308, float("nan"), True, "", "x" * 5000, "re:(a*)*b", [], [None], [[]], {}, {"a": {"b": None}}, "4"]
+
+
+def places(config: dict, path: tuple = ()) -> list[tuple]:
+    """Every key of a configuration, and of the objects in it."""
+    found = []
+    for key, value in config.items():
+        found.append((*path, key))
+        if isinstance(value, dict):
+            found += places(value, (*path, key))
+    return found
+
+
+def with_value(config: dict, path: tuple, value: object) -> dict:
+    copy = {**config}
+    copy[path[0]] = value if len(path) == 1 else with_value(config[path[0]], path[1:], value)
+    return copy
+
+
+FUZZED = {
+    "gptq": gptq(checkpoint_format="gptq", dynamic={}, modules_to_not_convert=[], pack_dtype="int32"),
+    "awq": awq(modules_to_not_convert=[]),
+    "compressed": compressed("pack-quantized", {"block_structure": None, "actorder": None}, STATIC),
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128], "ignored_layers": [], "modules_to_not_convert": []},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", FUZZED)
+def test_any_value_of_any_key_loads_the_same_or_is_refused_in_one_line(which: str) -> None:
+    """Never a crash, and never other numbers."""
+    config, store = FUZZED[which], Store()
+    m = random_matrix(4, 16, 256, 64 if which != "gptq" else 32, sym=which != "awq")
+    if which == "fp8":
+        store.put(f"{NAME}.weight", random_e4m3(16, 256), "F8_E4M3")
+        store.put(f"{NAME}.weight_scale_inv", np.full((1, 2), 0.01, np.float32))
+    elif which == "compressed":
+        put_compressed(store, NAME, m, packed=True, sym=True)
+    else:
+        {"gptq": put_gptq, "awq": put_awq}[which](store, NAME, m)
+    wanted = opened(config, store).pack(NAME, 16, 256).dequantize()
+    refused = 0
+    for path in places(config):
+        for value in JUNK:
+            try:
+                read = opened(with_value(config, path, value), store)
+                assert np.array_equal(read.pack(NAME, 16, 256).dequantize(), wanted), (path, value)
+            except (ConfigError, ModelFileError) as e:
+                refused += 1
+                assert "\n" not in str(e)
+                assert len(str(e)) < 600
+    assert refused > 20
 
 
 def test_unknown_methods_are_named() -> None:
