@@ -58,13 +58,16 @@ inline void multiply(F (&sum)[R][V], Left left, Right right) {
 
 // ---- scores: s[r][t] = sum over d ascending of q[r][d] * k[d][t] ----
 
+// `ahead`: tiles of V that are wanted soon, or null; a line is asked for now and then, as a burst would hold up the products.
 template <int R, int T, class E>
-void score_tiles(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s) {
+void score_tiles(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, const E* const* ahead) {
   constexpr int V = T * kPerTile;
   F sum[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) sum[r][v] = zero();
   for (int64_t d = 0; d < head_dim; ++d) {
+    if (ahead && d * kTile * sizeof(E) % 64 == 0)
+      for (int t = 0; t < T; ++t) __builtin_prefetch(ahead[t] + d * kTile);
     multiply<R, V>(
         sum, [&](int r) { return set1(q[r * ldq + d]); },
         [&](int v) { return load_kv(k[v / kPerTile] + d * kTile + v % kPerTile * kLanes); });
@@ -75,16 +78,16 @@ void score_tiles(const float* q, int64_t ldq, const E* const* k, int64_t head_di
 
 // Tiles [t, end), T at a time, the rest by halves.
 template <int R, int T, class E>
-void score_from(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, int64_t t, int64_t end) {
-  for (; t + T <= end; t += T) score_tiles<R, T>(q, ldq, k + t, head_dim, s + t * kTile);
+void score_from(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, int64_t t, int64_t end, const E* const* ahead) {
+  for (; t + T <= end; t += T) score_tiles<R, T>(q, ldq, k + t, head_dim, s + t * kTile, ahead ? ahead + t : nullptr);
   if constexpr (T > 1)
-    if (t < end) score_from<R, T / 2>(q, ldq, k, head_dim, s, t, end);
+    if (t < end) score_from<R, T / 2>(q, ldq, k, head_dim, s, t, end, ahead);
 }
 
 template <int R, class E>
-void score(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, int64_t first, int64_t end) {
+void score(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, int64_t first, int64_t end, const E* const* ahead) {
   constexpr int T = vectors_for(R) / kPerTile;
-  score_from<R, (T < 1 ? 1 : T)>(q, ldq, k, head_dim, s, first, end);
+  score_from<R, (T < 1 ? 1 : T)>(q, ldq, k, head_dim, s, first, end, ahead);
 }
 
 // While the values of one chunk are summed, the next chunk's K is asked for: with each token its sixteenth of a tile, of
@@ -196,8 +199,16 @@ struct Unit {
 
 class Worker {
  public:
-  Worker(const AttentionArgs& a, const Unit& u, const Scratch& s)
-      : a_(a), u_(u), s_(s), dim_(a.kv.head_dim), width_(padded(dim_)), n_(u.count()), blocks_((n_ + kBlockRows - 1) / kBlockRows) {
+  // `next`: what this thread computes after this unit, or null; its first K is asked for while the last values are summed.
+  Worker(const AttentionArgs& a, const Unit& u, const Scratch& s, const Unit* next)
+      : a_(a),
+        u_(u),
+        next_(next),
+        s_(s),
+        dim_(a.kv.head_dim),
+        width_(padded(dim_)),
+        n_(u.count()),
+        blocks_((n_ + kBlockRows - 1) / kBlockRows) {
     const bool whole_vectors = dim_ % kLanes == 0;
     widen_ = !whole_vectors || (a.kv.type == KvType::bf16 && n_ > kWidenAbove);
     for (int64_t i = 0; i < n_; ++i)
@@ -207,6 +218,7 @@ class Worker {
   // Chunks [first, end), merged as they come.
   void run(int64_t first, int64_t end) {
     start();
+    end_ = end;
     for (int64_t c = first; c < end; ++c) {
       compute(c);
       merge(c, m_, l_, s_.chunk_out);
@@ -216,6 +228,7 @@ class Worker {
 
   // Chunks [first, end) left apart in `parts`, where `origin` is the unit's first chunk, for merge_parts().
   void run_apart(int64_t first, int64_t end, int64_t origin, float* parts) {
+    end_ = end;
     for (int64_t c = first; c < end; ++c) {
       compute(c);
       float* p = parts + (c - origin) * part_floats(n_, dim_);
@@ -260,25 +273,36 @@ class Worker {
 
   // Where tile t of a chunk begins in the pool of K or V.
   template <class E>
-  const E* tile_in(const uint8_t* pool, int64_t chunk, int64_t t) const {
+  const E* tile_in(const uint8_t* pool, const Unit& u, int64_t chunk, int64_t t) const {
     const KvLayer& kv = a_.kv;
     const int64_t position = chunk * kChunk + t * kTile;
-    const int64_t block = a_.block_table[u_.seq * a_.ld_block_table + position / kv.block_size];
-    const int64_t tile = (block * kv.num_kv_heads + u_.kv_head) * (kv.block_size / kTile) + position % kv.block_size / kTile;
+    const int64_t block = a_.block_table[u.seq * a_.ld_block_table + position / kv.block_size];
+    const int64_t tile = (block * kv.num_kv_heads + u.kv_head) * (kv.block_size / kTile) + position % kv.block_size / kTile;
     return reinterpret_cast<const E*>(pool) + tile * kTile * dim_;
+  }
+
+  // The K of the chunk after this one: of this unit, or the first of the thread's next.
+  template <class E>
+  Ahead after(int64_t chunk) const {
+    Ahead ahead{{}, size_t(dim_) * sizeof(E)};
+    const bool same = chunk + 1 < end_;
+    const Unit* u = same ? &u_ : next_;
+    if (!u) return ahead;
+    const int64_t c = same ? chunk + 1 : u->first_chunk(a_.window);
+    const int64_t tokens = std::min(kChunk, u->position + u->num_rows - c * kChunk);
+    for (int64_t t = 0; t * kTile < tokens; ++t) ahead.tiles[t] = reinterpret_cast<const char*>(tile_in<E>(a_.kv.k, *u, c, t));
+    return ahead;
   }
 
   template <class E>
   void compute_as(int64_t chunk, int64_t first, int64_t end) {
     const E *keys[kTiles] = {}, *values[kTiles] = {};
     for (int64_t t = first / kTile; t * kTile < end; ++t) {
-      keys[t] = tile_in<E>(a_.kv.k, chunk, t);
-      values[t] = tile_in<E>(a_.kv.v, chunk, t);
+      keys[t] = tile_in<E>(a_.kv.k, u_, chunk, t);
+      values[t] = tile_in<E>(a_.kv.v, u_, chunk, t);
     }
     if (!widen_) {
-      Ahead ahead{{}, size_t(dim_) * sizeof(E)};
-      const int64_t tokens = std::min(kChunk, u_.position + u_.num_rows - (chunk + 1) * kChunk);  // of the next chunk
-      for (int64_t t = 0; t * kTile < tokens; ++t) ahead.tiles[t] = reinterpret_cast<const char*>(tile_in<E>(a_.kv.k, chunk + 1, t));
+      const Ahead ahead = after<E>(chunk);
       return compute_on(keys, values, dim_, first, end, blocks_ == 1 ? &ahead : nullptr);
     }
     const float *wide_keys[kTiles] = {}, *wide_values[kTiles] = {};
@@ -310,8 +334,7 @@ class Worker {
     const int64_t together = std::max(1, vectors_for(int((n_ + blocks_ - 1) / blocks_)) / kPerTile), last = (end + kTile - 1) / kTile;
     for (int64_t t = first / kTile; t < last; t += together) {
       const int64_t stop = std::min(t + together, last);
-      for (int64_t i = t; ahead && i < stop; ++i) fetch(values[i], size_t(dim_ * kTile) * sizeof(E));
-      for (int64_t b = 0; b < blocks_; ++b) scores(b, keys, t, stop);
+      for (int64_t b = 0; b < blocks_; ++b) scores(b, keys, t, stop, ahead ? values : nullptr);
     }
     for (int64_t i = 0; i < n_; ++i) weigh(i);
     std::memset(s_.chunk_out, 0, size_t(n_ * width_) * 4);
@@ -324,7 +347,7 @@ class Worker {
 
   // Scores of block b for its tiles within [t, end): tiles that no row of the block sees are left out.
   template <class E>
-  void scores(int64_t b, const E* const* keys, int64_t t, int64_t end) {
+  void scores(int64_t b, const E* const* keys, int64_t t, int64_t end, const E* const* ahead) {
     const int64_t from = block_start(b), to = block_start(b + 1);
     int64_t low = kChunk, high = 0;
     for (int64_t i = from; i < to; ++i)
@@ -333,7 +356,7 @@ class Worker {
     end = std::min(end, (high + kTile - 1) / kTile);
     if (t >= end) return;
     with_rows(int(to - from), [&](auto rows) {
-      score<decltype(rows)::value>(s_.q + from * width_, width_, keys, dim_, s_.scores + from * kChunk, t, end);
+      score<decltype(rows)::value>(s_.q + from * width_, width_, keys, dim_, s_.scores + from * kChunk, t, end, ahead);
     });
   }
 
@@ -417,9 +440,11 @@ class Worker {
 
   const AttentionArgs& a_;
   const Unit& u_;
+  const Unit* next_;
   const Scratch& s_;
   const int64_t dim_, width_, n_, blocks_;
   bool widen_;
+  int64_t end_ = 0;  // chunks from here on are not this thread's
   Visible seen_[kMaxRows];
   alignas(64) float m_[kMaxRows], l_[kMaxRows], total_m_[kMaxRows], total_l_[kMaxRows];
 };
@@ -495,28 +520,39 @@ class Division {
   const int nth_;
 };
 
-void run_unit(const AttentionArgs& a, const Division& division, const Unit& u, int64_t start, int ith, const Scratch& scratch) {
+// What of a unit is one thread's: chunks [from, to), whole or apart.
+struct Part {
+  Unit unit;
+  int64_t from, to;
+  int sharers;  // threads that share the unit; 1: it is whole
+  int head;     // the first of them
+};
+
+// The part of a unit, whose costs begin at `start`, that is thread `ith`'s; none if from >= to.
+Part part_of(const AttentionArgs& a, const Division& division, const Unit& u, int64_t start, int ith) {
   const int64_t first = u.first_chunk(a.window), end = u.end_chunk();
   const int head = division.owner_of_chunk(u, start, first), tail = division.owner_of_chunk(u, start, end - 1);
-  const Shared shared = division.slot(head);
-  if (head == tail || u.count() > kSplitRows || !shared.fits(u, end - first, a.kv.head_dim)) {
+  if (head == tail || u.count() > kSplitRows || !division.slot(head).fits(u, end - first, a.kv.head_dim)) {
     const int owner = head == tail ? head : division.owner(start + cost(u, a.window) / 2);
-    if (owner == ith) Worker(a, u, scratch).run(first, end);
-    return;
+    return {u, first, owner == ith ? end : first, 1, head};
   }
-  if (ith < head || ith > tail) return;
-  int64_t from = end, to = first;
-  int sharers = 0;
+  Part part{u, end, first, 0, head};
   for (int64_t c = first, previous = -1; c < end; ++c) {
     const int owner = division.owner_of_chunk(u, start, c);
-    sharers += owner != previous;
+    part.sharers += owner != previous;
     previous = owner;
-    if (owner == ith) from = std::min(from, c), to = c + 1;
+    if (owner == ith) part.from = std::min(part.from, c), part.to = c + 1;
   }
-  if (from >= to) return;
-  Worker worker(a, u, scratch);
-  worker.run_apart(from, to, first, shared.parts());
-  if (shared.last_of(sharers)) worker.merge_parts(first, end, shared.parts());
+  return part;
+}
+
+void run_part(const AttentionArgs& a, const Division& division, const Part& part, const Part* next, const Scratch& scratch) {
+  const int64_t first = part.unit.first_chunk(a.window), end = part.unit.end_chunk();
+  Worker worker(a, part.unit, scratch, next ? &next->unit : nullptr);
+  if (part.sharers == 1) return worker.run(first, end);
+  const Shared shared = division.slot(part.head);
+  worker.run_apart(part.from, part.to, first, shared.parts());
+  if (shared.last_of(part.sharers)) worker.merge_parts(first, end, shared.parts());
 }
 
 }  // namespace
@@ -531,10 +567,16 @@ void attention(const AttentionArgs& a, int ith, int nth) {
   for_each_unit(a, tile_rows, [&](const Unit& u) { total += cost(u, a.window); });
   const Division division(a, total, nth);
   int64_t start = 0;
+  Part parts[2];  // one is computed when the next is known
+  int count = 0;
   for_each_unit(a, tile_rows, [&](const Unit& u) {
-    run_unit(a, division, u, start, ith, scratch);
+    const Part part = part_of(a, division, u, start, ith);
     start += cost(u, a.window);
+    if (part.from >= part.to) return;
+    parts[count % 2] = part;
+    if (count++ > 0) run_part(a, division, parts[count % 2], &part, scratch);
   });
+  if (count > 0) run_part(a, division, parts[(count - 1) % 2], nullptr, scratch);
 }
 
 }  // namespace octavo::OCTAVO_NS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from healthy import HEALTHY, Files
+from healthy import Files
+from quantised import HEALTHY
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,16 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "uni
 import binary_damage  # noqa: E402
 import folder_damage  # noqa: E402
 import json_damage  # noqa: E402
+import quantised_damage  # noqa: E402
 import tokenizer_damage  # noqa: E402
 from cases import Case, Must, write  # noqa: E402
-from healthy import HEALTHY  # noqa: E402
+from quantised import HEALTHY  # noqa: E402
 
 
 def all_cases() -> list[Case]:
     """The undamaged models first: what harmless damage is compared with."""
     cases = [Case(form, form, files(), start, Must.LOAD) for form, (files, start) in HEALTHY.items()]
-    for module in (binary_damage, folder_damage, json_damage, tokenizer_damage):
+    for module in (binary_damage, folder_damage, json_damage, quantised_damage, tokenizer_damage):
         cases += module.cases()
     return cases
 

@@ -186,7 +186,7 @@ def spm_files() -> dict[str, Content]:
 
 
 # By form: the files, and which of them is given to the program ("" is the folder).
-HEALTHY: Mapping[str, tuple[Callable[[], dict[str, Content]], str]] = MappingProxyType(
+PLAIN_FORMS: Mapping[str, tuple[Callable[[], dict[str, Content]], str]] = MappingProxyType(
     {
         "gguf": (gguf_files, "m.gguf"),
         "parts": (part_files, "m-00001-of-00003.gguf"),

@@ -124,6 +124,11 @@ def quantisations() -> Iterator[Case]:
         values[f"awq in groups of {group}"] = awq | {"group_size": group}
     for name, value in values.items():
         yield config(f"quantization_config {name}", {"quantization_config": value})
+    for file, section in (("quantize_config.json", gptq), ("quant_config.json", awq)):
+        files = folder_files() | {file: as_json(section)}
+        yield Case(f"{file} beside plain tensors", "folder", files, "", Must.REFUSE, ("model.safetensors", "no tensor is quantised"))
+        for name, data in broken_text(as_json(section)):
+            yield Case(f"{file}: {name}", "folder", folder_files() | {file: data}, "", Must.REFUSE, (file,))
 
 
 def generations() -> Iterator[Case]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cases import Case, Must, write
 from generate import all_cases
-from healthy import HEALTHY
+from quantised import HEALTHY
 
 CASES = all_cases()
 NAMES = [case.name for case in CASES]

@@ -27,7 +27,7 @@ import numpy as np  # noqa: E402
 from cases import Case, write  # noqa: E402
 from flips import flipped  # noqa: E402
 from generate import all_cases  # noqa: E402
-from healthy import HEALTHY  # noqa: E402
+from quantised import HEALTHY  # noqa: E402
 
 from octavo.cli.__main__ import run  # noqa: E402
 from octavo.errors import ConfigError, ModelFileError  # noqa: E402

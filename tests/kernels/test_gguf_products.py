@@ -18,10 +18,14 @@ N, K = 37, 512
 
 
 def magnitudes(w: PackedWeight) -> tuple[np.ndarray, np.ndarray]:
-    """float64 [N, K]: |code * scale| + |min|, and |code|."""
+    """float64 [N, K]: |code * scale| + |min|, and |code|, with what codes count from: the two are added separately, so they may cancel."""
     part = w.parts[0]
     assert part.scales is not None
     codes = np.abs((unpack_nibbles(part.codes) if w.kind is WeightKind.W4 else part.codes).astype(np.float64))
+    if part.zeros is not None:
+        codes += part.zeros.astype(np.float64)[..., None]
+    elif w.kind is WeightKind.W4 and part.mins is None:
+        codes += 8
     mins = 0 if part.mins is None else np.abs(part.mins.astype(np.float64))[..., None]
     return (codes * np.abs(part.scales.astype(np.float64))[..., None] + mins).reshape(w.n, -1), codes.reshape(w.n, -1)
 

@@ -1,5 +1,6 @@
 """Small vocabularies of byte-level tokens with ranks, trained when they are asked for. Takes nothing from Octavo but the alphabet of bytes."""
 
+import base64
 from collections import Counter
 from functools import cache
 
@@ -12,6 +13,12 @@ from octavo.tokenizer.decoding import BYTE_OF_CHARACTER
 QWEN = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 LLAMA = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 GPT2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT4O = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDINGS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDINGS}?|\p{{N}}{{1,3}}|{REST}"
+TEKKEN = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|{REST}"
+QWEN35 = rf"{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
 NUM_RANKS = 256 + 350
 
@@ -48,3 +55,8 @@ def joined(parts: list[bytes], pair: tuple[bytes, bytes]) -> list[bytes]:
 
 def as_characters(token: bytes) -> str:
     return "".join(CHARACTER_OF_BYTE[b] for b in token)
+
+
+def lines_of(found: dict[bytes, int]) -> bytes:
+    """A rank file's bytes."""
+    return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in found.items())

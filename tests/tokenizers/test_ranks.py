@@ -14,10 +14,11 @@ import unicodedata
 import pytest
 import regex
 import tiktoken
-from byte_ranks import GPT2, LLAMA, NUM_RANKS, QWEN, as_characters, ranks
+from byte_ranks import GPT2, GPT4O, LLAMA, NUM_RANKS, QWEN, QWEN35, TEKKEN, as_characters, lines_of, ranks
 from line_corpus import LINES
 
 from octavo.errors import ModelFileError
+from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.decoding import DecoderKind
 from octavo.tokenizer.detokenizer import make_detokenizer
 from octavo.tokenizer.gguf_vocab import build_vocabulary
@@ -31,10 +32,6 @@ FAMILIES = {
     "glm4": (LLAMA, "tokenizer.model", {"tokenizer_class": "ChatGLM4Tokenizer"}, {}),
     "llama3": (LLAMA, "tokenizer.model", {}, {"model_type": "llama"}),
 }
-
-
-def lines_of(found: dict[bytes, int]) -> bytes:
-    return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in found.items())
 
 
 def folder(tmp_path, family: str, data: bytes | None = None, **generation) -> Tokenizer:
@@ -210,12 +207,13 @@ def test_an_id_in_use_cannot_be_a_special_token(tmp_path):
 @pytest.mark.parametrize(
     ("pre", "pattern", "composes"),
     [
-        ("gpt-2", GPT2, False), ("phi-2", GPT2, False), ("llama-bpe", LLAMA, False), ("dbrx", LLAMA, False), ("smaug-bpe", LLAMA, False), ("glm4", LLAMA, False), ("qwen2", QWEN, True),
+        ("gpt-2", GPT2, False), ("phi-2", GPT2, False), ("llama-bpe", LLAMA, False), ("dbrx", LLAMA, False), ("smaug-bpe", LLAMA, False), ("glm4", LLAMA, False), ("qwen2", QWEN, True), ("qwen35", QWEN35, True),
+        ("gpt-4o", GPT4O, False), ("llama4", GPT4O, False), ("tekken", TEKKEN, False),
     ],
 )  # fmt: skip
 def test_gguf_words_are_the_originals(pre, pattern, composes):
     """A rule of words by its name in a GGUF file gives the ids of the published expression."""
-    found = ranks(pattern)
+    found = ranks(LLAMA)
     tokens = [as_characters(token) for token in sorted(found, key=found.get)]
     metadata = {
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens,
@@ -233,7 +231,7 @@ def test_gguf_words_are_the_originals(pre, pattern, composes):
 
 def test_digits_rule():
     """Each digit first, then GPT-2's words of what is left between."""
-    found = ranks(GPT2)
+    found = ranks(LLAMA)
     tokens = [as_characters(token) for token in sorted(found, key=found.get)]
     encoding = tiktoken.Encoding("digits", pat_str=GPT2, mergeable_ranks=found, special_tokens={})
     for pre in ("smollm", "starcoder", "refact"):
@@ -245,3 +243,22 @@ def test_digits_rule():
         for line, ids in zip(LINES, tokenizer.encode_batch(LINES, add_special_tokens=False), strict=True):
             parts = [part for part in regex.split(f"({DIGITS})", line) if part]
             assert ids == [i for part in parts for i in encoding.encode(part, disallowed_special=())], line
+
+
+def test_gguf_files_of_glm4():
+    """Two special tokens open every text; the chat format may be a name."""
+    tokens = [as_characters(token) for token in sorted(ranks(LLAMA), key=ranks(LLAMA).get)]
+    special = ["<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>"]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "glm4",
+        "tokenizer.ggml.tokens": tokens + special,
+        "tokenizer.ggml.token_type": [1] * len(tokens) + [3] * len(special),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in all_merges(tokens)],
+        "tokenizer.chat_template": "chatglm4",
+    }
+    tokenizer = Tokenizer(build_vocabulary(metadata, "x.gguf"))
+    assert [tokenizer.token_str(i) for i in tokenizer.encode("a")] == ["[gMASK]", "<sop>", "a"]
+    text = ChatTemplate.load(tokenizer).render([{"role": "user", "content": "a"}])
+    names = [tokenizer.token_str(i) for i in tokenizer.encode(text, False)]
+    assert names == ["[gMASK]", "<sop>", "<|user|>", "\n", "a", "<|assistant|>"]

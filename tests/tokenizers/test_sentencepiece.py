@@ -263,6 +263,30 @@ SMALL = [
 
 
 class TestByHand:
+    def test_random_vocabularies(self):
+        """Few letters, random pieces with random scores, user-defined ones among them: where a wrong order of merges would show."""
+        rng = random.Random(11)
+        for _ in range(80):
+            letters = rng.choice(["a", "ab", "abc", "ab▁"])
+            found = {*letters, "▁"}
+            for _ in range(rng.randrange(3, 25)):
+                grown = rng.choice(sorted(found)) + rng.choice(sorted(found))
+                found.add(
+                    grown
+                    if len(grown) < 9 and rng.random() < 0.7
+                    else "".join(rng.choices(letters, k=rng.randrange(2, 6)))
+                )
+            scores = rng.sample(range(len(found)), len(found))
+            kinds = [USER_DEFINED if len(piece) > 1 and rng.random() < 0.1 else NORMAL for piece in sorted(found)]
+            pieces = [
+                (piece, -1.0 - score, kind) for piece, score, kind in zip(sorted(found), scores, kinds, strict=True)
+            ]
+            data = written([*PIECES, *pieces], **plain(add_dummy_prefix=rng.random() < 0.5))
+            reference, tokenizer = original(data), build_backend(parse_sentencepiece(data, "x")).backend
+            for _ in range(60):
+                text = "".join(rng.choices(letters + " ", k=rng.randrange(1, 30)))
+                assert tokenizer.encode(text).ids == reference.encode(text), (text, pieces)
+
     def test_order_of_scores_decides(self):
         for scores, pieces in (((-5, -6), ["▁a", "b"]), ((-6, -5), ["▁", "ab"])):
             data = written([*SMALL[:-3], ("▁a", scores[0], NORMAL), ("ab", scores[1], NORMAL)], **plain())

@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from byte_ranks import QWEN, ranks
+from byte_ranks import QWEN, lines_of, ranks
 from line_corpus import LINES
 from spm_models import trained
 
@@ -18,8 +18,6 @@ def spm(name):
 
 
 def qwen(folder):
-    from test_ranks import lines_of
-
     (folder / "qwen.tiktoken").write_bytes(lines_of(ranks(QWEN)))
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen"}))
 

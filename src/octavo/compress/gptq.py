@@ -43,10 +43,11 @@ def gptq(w_NK: F32, hessian_KK: F64, grid: Grid, order: Order, damping: float) -
     w_KN = np.ascontiguousarray(w_NK.T, np.float32)
     importance_K = hessian_KK.diagonal().copy()
     w_KN[importance_K == 0] = 0
-    static = grid.fit(w_KN.T.reshape(n, -1, grid.width(k))) if order is Order.IMPORTANT else None
+    weight_K = importance_K.astype(np.float32)
+    static = grid.search(w_KN.T.reshape(n, -1, grid.width(k)), weight_K.reshape(-1, grid.width(k))) if order is Order.IMPORTANT else None
     turn_K = np.arange(k) if order is Order.STORED else np.argsort(-importance_K, kind="stable")
     upper_KK = inverse_root(hessian_KK[np.ix_(turn_K, turn_K)], damping).astype(np.float32)
-    run = Columns(w_KN[turn_K], upper_KK, grid, static, turn_K // grid.width(k))
+    run = Columns(w_KN[turn_K], weight_K[turn_K], upper_KK, grid, static, turn_K // grid.width(k))
     codes_KN = np.empty((k, n), np.uint8)
     codes_KN[turn_K] = run.codes_KN
     group_of = None
@@ -57,11 +58,13 @@ def gptq(w_NK: F32, hessian_KK: F64, grid: Grid, order: Order, damping: float) -
 
 
 class Columns:
-    """The pass over the inputs, in the order in which they come. static: scales and zeros [N, G] where they are settled before; group_K: the
-    group of each input in those. Turned, so that what belongs to one input is contiguous."""
+    """The pass over the inputs, in the order in which they come. weight_K: the importance of each; static: scales and zeros [N, G] where they
+    are settled before; group_K: the group of each input in those. Turned, so that what belongs to one input is contiguous."""
 
-    def __init__(self, w_KN: F32, upper_KK: F32, grid: Grid, static: tuple[F32, F32] | None, group_K: NDArray[np.int64]) -> None:
-        self.w_KN, self.upper_KK, self.grid, self.static = w_KN, upper_KK, grid, static
+    def __init__(
+        self, w_KN: F32, weight_K: F32, upper_KK: F32, grid: Grid, static: tuple[F32, F32] | None, group_K: NDArray[np.int64]
+    ) -> None:
+        self.w_KN, self.weight_K, self.upper_KK, self.grid, self.static = w_KN, weight_K, upper_KK, grid, static
         k, n = w_KN.shape
         self.width = grid.width(k)
         self.group_K = group_K if static else np.arange(k) // self.width
@@ -77,7 +80,8 @@ class Columns:
         for j in range(first, last):
             group = self.group_K[j]
             if self.static is None and j % self.width == 0:
-                self.scale_NG[:, group], self.zero_NG[:, group] = self.grid.fit(w_KN[j : j + self.width].T)
+                columns = slice(j, j + self.width)
+                self.scale_NG[:, group], self.zero_NG[:, group] = self.grid.search(w_KN[columns].T, self.weight_K[columns])
             scale, zero = self.scale_NG[:, group], self.zero_NG[:, group]
             codes = self.grid.codes(w_KN[j], scale, zero)
             self.codes_KN[j] = codes.astype(np.uint8)

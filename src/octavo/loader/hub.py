@@ -15,7 +15,7 @@ from octavo.config import cache_dir
 from octavo.errors import ConfigError
 from octavo.loader.resolve import INDEX, part_names, whole_models
 
-COMPANIONS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
+COMPANIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 
 
 def hub_path(model: str, revision: str | None, download_dir: str | None, load_format: str, progress: bool) -> Path:

@@ -225,4 +225,6 @@ def _attend(q_TN: F32, k_PHD: F32, v_PHD: F32, positions_T: I32, spec: Attention
     scores = np.where(visible[:, None, None, :], scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("thgp,phd->thgd", weights, v_PHD, dtype=np.float32).reshape(q_TN.shape)
+    # What no row sees may lie in a block that the window has left behind, and be anything: nothing times NaN is NaN.
+    values = np.where(visible.any(axis=0)[:, None, None], v_PHD, np.float32(0))
+    return np.einsum("thgp,phd->thgd", weights, values, dtype=np.float32).reshape(q_TN.shape)

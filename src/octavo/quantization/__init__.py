@@ -123,8 +123,17 @@ def choose_format(hf: HFConfig, tensors: Tensors, dtype: str, asked: str | None)
                 return asked, rounded
             if asked is not None and asked.replace("-", "_") != name:
                 raise ConfigError(f"quantization = {asked!r}: the files of this checkpoint say {name!r}; {supported}")
-            return name, kind(hf, tensors, dtype)
+            opened = kind(hf, tensors, dtype)
+            if declared(hf) is not None:
+                refuse_plain(hf, tensors)
+            return name, opened
     raise ConfigError(f"{hf.source}: quantization_config: quant_method = {shown(declared(hf) or '')}: not supported; {supported}")
+
+
+def refuse_plain(hf: HFConfig, tensors: Tensors) -> None:
+    """A checkpoint that says it is quantised, and is not: files that do not belong together."""
+    if all(tensors.get(name).dtype in PLAIN for name in tensors.names()):
+        raise tensors.error(f"no tensor is quantised, though quantization_config says quant_method = {declared(hf)!r}")
 
 
 # Plain tensors: every format leaves some matrices unquantised.

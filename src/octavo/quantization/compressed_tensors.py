@@ -47,6 +47,8 @@ class CompressedTensors:
             return pack_plain(stored, n, k, self.dtype)
         refuse_listed(stored, name, self.schemes.ignore)
         scheme = self.schemes.of(name)
+        if packed and self.tensors.has(f"{name}.weight"):
+            raise stored.error("is there, and the plain weight too")
         if packed != (scheme.layout == PACKED):
             raise stored.error(f"is there, though the configuration says format = {scheme.layout}")
         self._check_activations(name)

@@ -3,6 +3,9 @@
 The model's file tells how text becomes pieces; which special tokens go around a text, and where the dummy prefix goes when special tokens
 stand inside, is a matter of the tokenizer's class, so an unknown class is refused. ChatGLM2 and ChatGLM3 keep their special tokens behind
 the pieces, in code; here they are data.
+
+Ids are SentencePiece's own. transformers' current classes leave out the dummy prefix of a text that begins with a space; its file says
+otherwise, and the models were trained as it says.
 """
 
 from __future__ import annotations

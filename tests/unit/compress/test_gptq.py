@@ -21,7 +21,8 @@ def column_by_column(w: np.ndarray, hessian: np.ndarray, grid: Grid, damping: fl
     out = np.empty_like(w)
     for j in range(k):
         if j % grid.group == 0:
-            scale, zero = grid.fit(w[:, j : j + grid.group].astype(np.float32))
+            columns = slice(j, j + grid.group)
+            scale, zero = grid.search(w[:, columns].astype(np.float32), np.diag(hessian)[columns].astype(np.float32))
         out[:, j] = grid.nearest(w[:, j].astype(np.float32), scale, zero)
         error = (w[:, j] - out[:, j]) / inverse[j, j]
         w[:, j:] -= np.outer(error, inverse[j, j:])
@@ -42,7 +43,7 @@ def test_equals_the_method_it_makes_fast(rng: np.random.Generator, grid: Grid) -
     theirs = column_by_column(w, hessian, grid, 0.01)
     same = np.isclose(ours, theirs, atol=1e-6).all(axis=1)
     assert same.mean() > 0.9
-    assert output_error(x, w, ours) == pytest.approx(output_error(x, w, theirs), rel=0.02)
+    assert output_error(x, w, ours) == pytest.approx(output_error(x, w, theirs), rel=0.05)
 
 
 @pytest.mark.parametrize("order", Order)
@@ -69,7 +70,9 @@ def test_groups_are_those_of_the_order(rng: np.random.Generator, order: Order) -
 
 def test_unrelated_inputs_of_one_size_are_rounded_to_nearest(rng: np.random.Generator) -> None:
     w, grid = rng.normal(0, 1, (8, 64)).astype(np.float32), Grid(4, 32, True)
-    assert np.array_equal(gptq(w, np.eye(64) * 5, grid, Order.STORED, 0.01).codes, to_nearest(w, grid).codes)
+    scale, zero = grid.search(w.reshape(8, 2, 32), np.ones(32, np.float32))
+    nearest = grid.nearest(w.reshape(8, 2, 32), scale[..., None], zero[..., None]).reshape(8, 64)
+    assert np.array_equal(gptq(w, np.eye(64) * 5, grid, Order.STORED, 0.01).dequantize(), nearest)
 
 
 def test_inputs_that_were_never_there_weigh_nothing(rng: np.random.Generator) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from octavo.compress.rounding import Grid, Quantised, to_nearest
+from octavo.compress.rounding import SHARES, Grid, Quantised, to_nearest
 from octavo.compress.settings import Settings
 from octavo.compress.writers import writer_for
 
@@ -68,6 +68,18 @@ def test_clipping_takes_its_share_of_the_range() -> None:
     assert clipped.scales[0, 0] == whole.scales[0, 0]
     assert clipped.scales[0, 1] == pytest.approx(whole.scales[0, 1] / 2, rel=1e-3)
     assert clipped.dequantize()[0, -1] == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_a_search_finds_the_best_of_its_ranges(rng: np.random.Generator, grid: Grid) -> None:
+    w, importance = rng.standard_t(3, (20, 2, 32)).astype(np.float32), rng.lognormal(0, 2, (2, 32)).astype(np.float32)
+    scale, zero = grid.search(w, importance)
+    errors, found = [], np.square(w - grid.nearest(w, scale[..., None], zero[..., None])) @ np.eye(32)
+    for share in (1.0, *SHARES):
+        other = [part[..., None] for part in grid.fit(w, share)]
+        errors.append((np.square(w - grid.nearest(w, *other)) * importance).sum(axis=-1))
+    assert np.allclose((found * importance).sum(axis=-1), np.min(errors, axis=0), rtol=1e-5)
+    assert (np.min(errors, axis=0) < errors[0]).any()
 
 
 @pytest.mark.parametrize("key", FORMATS)

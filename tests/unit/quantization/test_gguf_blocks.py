@@ -60,16 +60,18 @@ def test_codes_are_exact_where_scales_are(name: str) -> None:
 def test_forms(name: str) -> None:
     weight, _ = packed(name, 4, 512)
     kind = WeightKind.W4 if name.startswith(("Q4", "TQ")) else WeightKind.W8
-    assert (weight.kind, weight.group) == (kind, 16 if name in ("Q6_K", "Q2_K") else 32)
-    assert weight.has_mins is (name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", *TERNARY))
+    assert (weight.kind, weight.group) == (kind, {"Q2_K": 16, "Q6_K": 16, "Q3_K": 256, "TQ1_0": 256, "TQ2_0": 256}.get(name, 32))
+    assert weight.has_mins is (name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"))
+    assert weight.has_zeros is (name in TERNARY)
     assert weight.parts[0].scales.dtype == np.float16
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_memory_is_as_documented(name: str) -> None:
     weight, _ = packed(name, 4, 512)
-    bits = {"Q2_K": 10, "Q4_0": 4.5, "Q5_1": 9, "Q5_K": 9, "Q6_K": 9}.get(name, 5 if weight.kind is WeightKind.W4 else 8.5)
-    assert weight.nbytes * 8 == bits * 4 * 512
+    bits = {"Q2_K": 10, "Q4_0": 4.5, "Q5_1": 9, "Q5_K": 9, "Q6_K": 9, "Q3_K": 8.0625, "TQ1_0": 4.125, "TQ2_0": 4.125}
+    bits.setdefault(name, 5 if weight.kind is WeightKind.W4 else 8.5)
+    assert weight.nbytes * 8 == bits[name] * 4 * 512
 
 
 @pytest.mark.parametrize("kind", gguf.quants._type_traits)

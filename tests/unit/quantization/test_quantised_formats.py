@@ -73,6 +73,9 @@ class TestGPTQ:
     def test_what_is_not_quantised(self) -> None:
         store = Store()
         store.put("lm_head.weight", np.ones((8, 32), np.float32))
+        with pytest.raises(ModelFileError, match="no tensor is quantised, though quantization_config says quant_method = 'gptq'"):
+            opened(gptq(), store)
+        store.put("other.qweight", np.zeros((4, 8), np.int32))
         read = opened(gptq(dynamic={"-:.*lm_head": {}}), store)
         assert read.pack("lm_head", 8, 32).kind is WeightKind.F32
         assert read.uses("lm_head") == ("lm_head.weight",)

@@ -50,9 +50,7 @@ def q2_k_codes(blocks: Array, out: Array) -> None:
 
 def pack_q3_k(blocks: Array) -> tuple[WeightKind, WeightPart]:
     """Codes -128..124, with the scale's sign turned: (q - 4) * (s - 32) may be +128, which eight bits lack, but not -129."""
-    n = blocks.shape[0]
-    codes = relaid(blocks, 256, q3_k_codes)
-    return WeightKind.W8, WeightPart(codes.reshape(n, -1, 32), repeated(-blocks["d"], 8))
+    return WeightKind.W8, WeightPart(relaid(blocks, 256, q3_k_codes), -blocks["d"])
 
 
 def q3_k_codes(blocks: Array, out: Array) -> None:

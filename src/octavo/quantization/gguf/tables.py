@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.ops.packed import WeightKind, WeightPart
-from octavo.quantization.gguf.relay import HALF, PAIR, Array, Packer, chunks, eights, relaid, repeated, to_half
+from octavo.quantization.gguf.relay import HALF, PAIR, Array, Packer, chunks, eights, relaid, to_half
 
 BLOCKS: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {
@@ -67,12 +67,11 @@ def pack_mxfp4(blocks: Array) -> tuple[WeightKind, WeightPart]:
     return WeightKind.W8, WeightPart(looked_up(blocks, E2M1), scales)
 
 
-# d * (q - 1) with q = 0, 1 or 2 (TQ2_0 has room for a 3) as d * q + (-d): four bits, and exact.
+# d * (q - 1) with q = 0, 1 or 2 (TQ2_0 has room for a 3): four bits, and exact.
 
 
 def ternary(codes: NDArray[np.int8], scales: Array) -> tuple[WeightKind, WeightPart]:
-    d = repeated(scales, 8)
-    return WeightKind.W4, WeightPart(codes.view(np.uint8).reshape(codes.shape[0], -1, 16), d, -d)
+    return WeightKind.W4, WeightPart(codes.view(np.uint8), scales, zeros=np.ones(scales.shape, np.float16))
 
 
 def pack_tq1_0(blocks: Array) -> tuple[WeightKind, WeightPart]:
