@@ -19,6 +19,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from octavo import LLM, SamplingParams
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
