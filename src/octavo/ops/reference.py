@@ -226,5 +226,5 @@ def _attend(q_TN: F32, k_PHD: F32, v_PHD: F32, positions_T: I32, spec: Attention
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     # What no row sees may lie in a block that the window has left behind, and be anything: nothing times NaN is NaN.
-    values = np.where(visible.any(axis=0)[:, None, None], v_PHD, np.float32(0))
+    values = np.where(np.any(visible, axis=0)[:, None, None], v_PHD, np.float32(0))
     return np.einsum("thgp,phd->thgd", weights, values, dtype=np.float32).reshape(q_TN.shape)
