@@ -129,7 +129,8 @@ int group_of(const BufferView& codes, WeightKind kind) {
   const int64_t width = codes.shape(2), inputs = kind == WeightKind::w4 ? 2 * width : width;
   require(width <= 1 || codes.stride(2) == 1, "codes: the bytes of a group must be adjacent");
   require(inputs > 0 && inputs < (int64_t(1) << 30) && (inputs % kGroup == 0 || (kind == WeightKind::w8 && inputs == 16)),
-          kind == WeightKind::w4 ? "codes: groups of w4 hold a multiple of 16 bytes" : "codes: groups hold a multiple of 32 bytes (w8 also 16)");
+          kind == WeightKind::w4 ? "codes: groups of w4 hold a multiple of 16 bytes"
+                                 : "codes: groups hold a multiple of 32 bytes (w8 also 16)");
   return int(inputs);
 }
 
@@ -160,7 +161,8 @@ std::unique_ptr<PackedWeight> pack_weight(const std::string& kind_text, int64_t 
     require(group_of(*s.codes, kind) == group, "all sources of one weight must have the same group");
     require(s.wide() == wide, "all sources of one weight must have scales of one dtype");
     // In w8 sources with offsets stand beside sources without: those have an offset of 0. In w4 they count from -8 instead.
-    require(kind == WeightKind::w4 ? &s == &views[0] || s.offset == offset : s.offset == offset || s.offset == Offset::code || offset == Offset::code,
+    require(kind == WeightKind::w4 ? &s == &views[0] || s.offset == offset
+                                   : s.offset == offset || s.offset == Offset::code || offset == Offset::code,
             "all sources of one weight must have mins, or all zeros, or none");
     if (s.offset != Offset::code) offset = s.offset;
     require(s.codes->shape(1) == (group ? (k + group - 1) / group : k) && (group <= kGroup || k % group == 0),
@@ -422,16 +424,18 @@ void bind_linear(nb::module_& m) {
   m.def("pack", &pack_weight, "kind"_a, "n"_a, "k"_a, "sources"_a, "isa"_a = "",
         "Packs the concatenation of `sources` along n. kind: f32, bf16, f16, w8, w4, f8. A source is (codes, scales, mins, zeros):\n"
         "codes f32 float32 [rows, k]; bf16 uint16 [rows, k]; f16 float16 or uint16 [rows, k]; w8 int8 [rows, groups, group];\n"
-        "w4 uint8 [rows, groups, group / 2]; f8 uint8 [rows, groups, group]; scales float16 (or its bits) or float32, mins and zeros float16\n"
+        "w4 uint8 [rows, groups, group / 2]; f8 uint8 [rows, groups, group]; scales float16 (or its bits) or float32, mins and zeros "
+        "float16\n"
         "[rows, groups], one of them or both None. Views of any strides.");
   m.def("dequantize", &dequantize, "weight"_a, "float32 [n, k]: code * scale + min, or (code - zero) * scale.");
   m.def("quantize_rows", &quantize_rows, "x"_a.noconvert(), "isa"_a = "", "threads"_a = 0, "columns"_a.noconvert() = nb::none(),
         "Rows of float32 [rows, k] by groups of 32: (q int8 [rows, k_padded], scale [rows, groups], sum of q [rows, groups]).\n"
         "columns int32 [k]: code i is of x[:, columns[i]].");
-  m.def("linear", &linear, "x"_a.noconvert(), "weight"_a, "bias"_a.noconvert() = nb::none(), "residual"_a.noconvert() = nb::none(),
-        "epilogue"_a = "none", "isa"_a = "", "threads"_a = 0, "scale"_a = 1.0f,
-        "y = epilogue((x @ weight.T + bias) * scale), float32 [rows, n] (or [rows, n / 2] for silu_mul and gelu_mul, gate channels first).\n"
-        "w4 and w8 quantise x first. epilogue: none, add (residual float32 [rows, n]), silu_mul, gelu_mul, gelu.");
+  m.def(
+      "linear", &linear, "x"_a.noconvert(), "weight"_a, "bias"_a.noconvert() = nb::none(), "residual"_a.noconvert() = nb::none(),
+      "epilogue"_a = "none", "isa"_a = "", "threads"_a = 0, "scale"_a = 1.0f,
+      "y = epilogue((x @ weight.T + bias) * scale), float32 [rows, n] (or [rows, n / 2] for silu_mul and gelu_mul, gate channels first).\n"
+      "w4 and w8 quantise x first. epilogue: none, add (residual float32 [rows, n]), silu_mul, gelu_mul, gelu.");
   m.def("time_linear", &time_linear, "x"_a.noconvert(), "weights"_a, "repeats"_a, "isa"_a = "",
         "Seconds per product of x with each weight in turn (one shape and kind), quantisation included: for benchmarks.");
 }

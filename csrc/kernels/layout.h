@@ -17,15 +17,15 @@
 namespace octavo::OCTAVO_NS {
 
 struct Layout {
-  int64_t tiles;               // of kLanes channels
-  int64_t groups;              // of kGroup inputs
-  int64_t blocks;              // that share scales: of max(group, kGroup) inputs; plain weights: as groups
-  int64_t units;               // groups of kGroup inputs in a block
-  int scales_per_block;        // per channel: w8 with groups of 16 has 2
-  size_t unit_bytes;           // codes of kGroup inputs of one tile
-  size_t block_bytes;          // of one tile
+  int64_t tiles;                 // of kLanes channels
+  int64_t groups;                // of kGroup inputs
+  int64_t blocks;                // that share scales: of max(group, kGroup) inputs; plain weights: as groups
+  int64_t units;                 // groups of kGroup inputs in a block
+  int scales_per_block;          // per channel: w8 with groups of 16 has 2
+  size_t unit_bytes;             // codes of kGroup inputs of one tile
+  size_t block_bytes;            // of one tile
   size_t scales_at, offsets_at;  // in a block
-  size_t panel_bytes;          // of one tile
+  size_t panel_bytes;            // of one tile
 };
 
 inline Layout layout_of(const PackedW& w) {

@@ -160,8 +160,16 @@ class W8Kernel {
 
   Rows rows_at(int64_t row) const {
     const int64_t k = a_.w->k_padded, i = row - first_row_;
-    return {a_.xq.q + row * k, a_.xq.scale + row * l_.groups, sums_ + i * parts_, block_sums_ + i * scales_, k, l_.groups, parts_, scales_,
-            l_.blocks, l_.units};
+    return {a_.xq.q + row * k,
+            a_.xq.scale + row * l_.groups,
+            sums_ + i * parts_,
+            block_sums_ + i * scales_,
+            k,
+            l_.groups,
+            parts_,
+            scales_,
+            l_.blocks,
+            l_.units};
   }
   template <int NT>
   Panels<NT, kSpread> bind(const uint8_t* const* panels) const {
@@ -195,7 +203,8 @@ class W8Kernel {
 
 template <Spread kSpread>
 void spread_over(const LinearArgs& args, int ith, int nth) {
-  args.w->offset == Offset::code ? run_linear<W8Kernel<kSpread, false>>(args, ith, nth) : run_linear<W8Kernel<kSpread, true>>(args, ith, nth);
+  args.w->offset == Offset::code ? run_linear<W8Kernel<kSpread, false>>(args, ith, nth)
+                                 : run_linear<W8Kernel<kSpread, true>>(args, ith, nth);
 }
 
 }  // namespace

@@ -46,7 +46,8 @@ void pack_grouped(const PackedW& w, const Layout& l, Channel c, const uint8_t* c
     uint8_t* block = c.panel + size_t(g / per_block) * l.block_bytes;
     const int part = int(g % per_block);
     for (int64_t u = 0; u < l.units; ++u)
-      put_codes(w.kind, c, block + size_t(u) * l.unit_bytes, part * unit_codes, unit_codes, codes + g * codes_group + size_t(u) * code_bytes);
+      put_codes(w.kind, c, block + size_t(u) * l.unit_bytes, part * unit_codes, unit_codes,
+                codes + g * codes_group + size_t(u) * code_bytes);
     put_scale(w, block + l.scales_at + size_t(part) * kLanes * scale_bytes, c.lane, scales + g * scales_group);
     if (w.offset != Offset::code)
       put(block + l.offsets_at + size_t(part) * kLanes * 2, c.lane, offsets ? offsets + g * offsets_group : kZeroHalf, 2);

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from toy_models import BLOCK, BLOCKS, LONGEST, Cut, Elements, Mixture, Parallel, Toy, Windows, batch_of
+from toy_models import BLOCK, BLOCKS, LONGEST, Cut, Elements, Mixture, Parallel, Toy, Windows, batch_of, random_weight
 
+from octavo.errors import ConfigError
 from octavo.ops.batch import Batch, MoeSpec
 from octavo.ops.cpu.program import CpuProgram
 from octavo.ops.cpu.threads import available_cpus, set_num_threads
@@ -26,6 +27,9 @@ MODELS: dict[str, Callable[[], Toy]] = {
     "parallel f32": lambda: Parallel(("f32",)),
     "parallel w4": lambda: Parallel(("w4",)),
     "parallel of all kinds": lambda: Parallel(("w8", "bf16", "w4m", "f16")),
+    "parallel, each in an order of its own": lambda: Parallel(("w8", "w4o", "w8o", "w4o")),
+    "elements f8": lambda: Elements(("f8",)),
+    "experts f8 and one group": lambda: Mixture(("f8", "w4z")),
     "elements f32": lambda: Elements(("f32",)),
     "elements w4": lambda: Elements(("w4m",)),
     "elements of all kinds": lambda: Elements(("w4", "bf16", "w8", "f16")),
@@ -135,3 +139,12 @@ def test_a_nan_among_the_experts_stays_in_its_row() -> None:
     batch.input_ids_T[-1] = 7
     bad = rows_of(program_of(model), batch)[:, 8:]
     assert np.isnan(bad[-1]).all() and bad[:-1].tobytes() == same[:-1].tobytes() and not np.isnan(clean).any()
+
+
+def test_orders_of_inputs_are_refused_where_no_instruction_takes_them() -> None:
+    with pytest.raises(ValueError, match="in another order"):
+        program_of(Toy(("w4o",)))  # an embedding
+    model = Mixture(("f32",))
+    model.gate_up[3][0] = random_weight(model.rng, "w4o", 2 * model.inner, model.width)
+    with pytest.raises(ConfigError, match="desc_act"):
+        program_of(model)

@@ -15,7 +15,8 @@ BLOCK, BLOCKS, VOCAB, LONGEST = 16, 48, 208, 128
 
 
 def random_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> PackedWeight:
-    """Of about 0.1 each. kind: f32, f16, bf16, w4, w4m (with minimums), w8, w8h (groups of 16)."""
+    """Of about 0.1 each. kind: f32, f16, bf16, w4, w4m (with minimums), w4o (inputs in an order of its own), w4z (one group with
+    zero points), w8, w8h (groups of 16), w8o, f8."""
     values = (rng.standard_normal((n, k)) * 0.1).astype(np.float32)
     if kind == "f32":
         return PackedWeight(WeightKind.F32, n, k, (WeightPart(values),))
@@ -23,14 +24,20 @@ def random_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> Packed
         return PackedWeight(WeightKind.F16, n, k, (WeightPart(values.astype(np.float16)),))
     if kind == "bf16":
         return PackedWeight(WeightKind.BF16, n, k, (WeightPart(f32_to_bf16(values)),))
-    group = 16 if kind == "w8h" else 32
+    if kind == "f8":
+        codes = rng.integers(0, 256, (n, k // 32, 32)).astype(np.uint8)
+        codes[codes & 0x7F == 0x7F] = 0
+        return PackedWeight(WeightKind.F8, n, k, (WeightPart(codes, (rng.random((n, k // 32)) * 0.001 + 0.001).astype(np.float32)),))
+    group = 16 if kind == "w8h" else k if kind == "w4z" else 32
     scales = (rng.random((n, k // group)) * 0.01 + 0.005).astype(np.float16)
+    order = rng.permutation(k).astype(np.int32) if kind.endswith("o") else None
     if kind.startswith("w8"):
         codes = rng.integers(-127, 128, (n, k // group, group)).astype(np.int8)
-        return PackedWeight(WeightKind.W8, n, k, (WeightPart(codes, (scales * 0.1).astype(np.float16)),))
-    nibbles = rng.integers(0, 256, (n, k // 32, 16)).astype(np.uint8)
+        return PackedWeight(WeightKind.W8, n, k, (WeightPart(codes, (scales * 0.1).astype(np.float16)),), order)
+    nibbles = rng.integers(0, 256, (n, k // group, group // 2)).astype(np.uint8)
     mins = (scales * np.float16(-7.5)).astype(np.float16) if kind == "w4m" else None
-    return PackedWeight(WeightKind.W4, n, k, (WeightPart(nibbles, scales, mins),))
+    zeros = rng.integers(5, 10, scales.shape).astype(np.float16) if kind == "w4z" else None
+    return PackedWeight(WeightKind.W4, n, k, (WeightPart(nibbles, scales, mins, zeros),), order)
 
 
 def norm_weight(rng: np.random.Generator, size: int) -> np.ndarray:
