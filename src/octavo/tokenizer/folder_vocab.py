@@ -30,7 +30,7 @@ def read_folder(folder: Path, tokenizer_file: Path | None = None) -> Vocabulary:
     path = tokenizer_file or next((folder / name for name in FILES if (folder / name).is_file()), None)
     if path is None or not path.is_file():
         raise ModelFileError(
-            f"{path or folder}: not found{_what_is_there(folder)}; a tokenizer is {' or '.join(FILES)}"
+            f"{path or folder / FILES[0]}: not found{_what_is_there(folder)}; a tokenizer is {' or '.join(FILES)}"
         )
     files = FolderFiles(folder)
     vocabulary = _read(path, files)
