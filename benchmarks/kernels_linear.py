@@ -40,6 +40,8 @@ def weight(kind: str, n: int, k: int, isa: str) -> Any:
         parts = [(codes, scales, None) if "s" in kind else (codes, scales, -scales) if kind == "w4" else (codes, scales, None, zeros)]
     elif kind.startswith("w8"):
         parts = [(rng.integers(-127, 128, (*groups, size), dtype=np.int8), scales, None)]
+    elif kind == "t4":
+        parts = [(rng.integers(0, 256, (*groups, size // 2), dtype=np.uint8), scales, None)]
     elif kind == "f8":
         parts = [(rng.integers(0, 127, (*groups, size), dtype=np.uint8), scales.astype(np.float32), None)]
     elif kind == "bf16":
@@ -48,7 +50,8 @@ def weight(kind: str, n: int, k: int, isa: str) -> Any:
         parts = [
             (rng.standard_normal((n, k), np.float32).astype(np.float16 if kind == "f16" else np.float32), None, None)
         ]
-    return _native.pack(kind[:2] if kind[:2] in ("w4", "w8") else kind, n, k, parts, isa)
+    table = rng.integers(-127, 128, 16, np.int8) if kind == "t4" else None
+    return _native.pack(kind[:2] if kind[:2] in ("w4", "w8") else kind, n, k, parts, isa, table)
 
 
 def measure(
@@ -82,7 +85,7 @@ def main() -> None:
         _native.set_num_threads(args.threads, False)
     print(f"{'kind':8}{'shape':>12}{'rows':>6}{'us':>10}{'GOP/s':>9}{'of peak':>9}{'GB/s':>8}{'of peak':>9}")
     for kind in args.kinds:
-        peak = {"w4": args.gops, "w8": args.gops * W8_SHARE}.get(kind[:2], args.gflops)
+        peak = {"w4": args.gops, "w8": args.gops * W8_SHARE, "t4": args.gops * W8_SHARE}.get(kind[:2], args.gflops)
         for shape in args.shapes:
             n, k = (int(side) for side in shape.split("x"))
             for rows, seconds, nbytes in measure(kind, n, k, args.rows, args.isa, args.seconds):

@@ -9,6 +9,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -77,6 +78,7 @@ const char* code_formats(WeightKind kind) {
     case WeightKind::w8:
       return "b";
     case WeightKind::w4:
+    case WeightKind::t4:
     case WeightKind::f8:
       return "B";
   }
@@ -90,7 +92,8 @@ struct SourceViews {
   bool wide() const { return scales && scales->format() == 'f'; }
 };
 
-bool is_grouped(WeightKind kind) { return kind == WeightKind::w4 || kind == WeightKind::w8 || kind == WeightKind::f8; }
+bool is_grouped(WeightKind kind) { return takes_codes(kind) || kind == WeightKind::f8; }
+bool has_offsets(WeightKind kind) { return kind == WeightKind::w4 || kind == WeightKind::w8; }
 
 // [rows, groups] of one of the formats
 std::unique_ptr<BufferView> group_values(nb::handle object, const BufferView& codes, const char* formats, const char* what) {
@@ -114,7 +117,7 @@ SourceViews read_source(nb::handle item, WeightKind kind) {
           quantised ? "codes: shape must be [rows, groups, bytes]" : "codes: shape must be [rows, k]");
   require(fields[1].is_none() != quantised, quantised ? "scales are missing" : "plain weights have no scales");
   const bool mins = !fields[2].is_none(), zeros = !fields[3].is_none();
-  require((quantised && kind != WeightKind::f8) || !(mins || zeros), "plain weights have no mins and no zeros, nor has f8");
+  require(has_offsets(kind) || !(mins || zeros), "plain weights have no mins and no zeros, nor have f8 and t4");
   require(!(mins && zeros), "a source has mins or zeros, not both");
   if (quantised) s.scales = group_values(fields[1], *s.codes, kind == WeightKind::f8 ? "f" : "eHf", "scales");
   if (mins) s.offsets = group_values(fields[2], *s.codes, "eH", "mins"), s.offset = Offset::min;
@@ -126,11 +129,11 @@ SourceViews read_source(nb::handle item, WeightKind kind) {
 // Inputs per scale, told by the codes' last axis; 0 for plain weights.
 int group_of(const BufferView& codes, WeightKind kind) {
   if (!is_grouped(kind)) return 0;
-  const int64_t width = codes.shape(2), inputs = kind == WeightKind::w4 ? 2 * width : width;
+  const int64_t width = codes.shape(2), inputs = has_nibbles(kind) ? 2 * width : width;
   require(width <= 1 || codes.stride(2) == 1, "codes: the bytes of a group must be adjacent");
   require(inputs > 0 && inputs < (int64_t(1) << 30) && (inputs % kGroup == 0 || (kind == WeightKind::w8 && inputs == 16)),
-          kind == WeightKind::w4 ? "codes: groups of w4 hold a multiple of 16 bytes"
-                                 : "codes: groups hold a multiple of 32 bytes (w8 also 16)");
+          has_nibbles(kind) ? "codes: groups of w4 and t4 hold a multiple of 16 bytes"
+                            : "codes: groups hold a multiple of 32 bytes (w8 also 16)");
   return int(inputs);
 }
 
@@ -145,9 +148,13 @@ PackSource pack_source(const SourceViews& s) {
   return p;
 }
 
-std::unique_ptr<PackedWeight> pack_weight(const std::string& kind_text, int64_t n, int64_t k, nb::sequence sources,
-                                          const std::string& isa) {
+using Table = nb::ndarray<const int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::unique_ptr<PackedWeight> pack_weight(const std::string& kind_text, int64_t n, int64_t k, nb::sequence sources, const std::string& isa,
+                                          std::optional<Table> numbers) {
   const WeightKind kind = kind_of(kind_text);
+  require(numbers.has_value() == (kind == WeightKind::t4), "table: goes with t4, and only with it");
+  require(!numbers || numbers->shape(0) == 16, "table: must have 16 numbers");
   require(n >= 1 && k >= 1 && n < kMaxSide && k < kMaxSide / n, "n and k must be positive and sane");
   std::vector<SourceViews> views;
   for (nb::handle item : sources) views.push_back(read_source(item, kind));
@@ -180,6 +187,7 @@ std::unique_ptr<PackedWeight> pack_weight(const std::string& kind_text, int64_t 
   shape.k_padded = (k + kGroup - 1) / kGroup * kGroup;
   shape.offset = offset;
   shape.wide = wide;
+  if (numbers) std::copy_n(numbers->data(), 16, shape.table);
   shape.bytes = table.packed_bytes(shape);
   auto weight = std::make_unique<PackedWeight>(shape, table);
   std::vector<PackSource> parts;
@@ -316,7 +324,7 @@ struct LinearCall {
     args.x = x.data();
     args.ldx = x.stride(0);
     args.w = &w.w;
-    if (w.w.kind == WeightKind::w4 || w.w.kind == WeightKind::w8) {
+    if (takes_codes(w.w.kind)) {
       quantised = std::make_unique<Quantised>(args.rows, w.w.k);
       args.xq = quantised->rows();
     }
@@ -421,13 +429,13 @@ void bind_linear(nb::module_& m) {
       .def_prop_ro("has_zeros", [](const PackedWeight& p) { return p.w.offset == Offset::zero; })
       .def_prop_ro("lanes", [](const PackedWeight& p) { return p.w.lanes; })
       .def_prop_ro("nbytes", [](const PackedWeight& p) { return p.w.bytes; });
-  m.def("pack", &pack_weight, "kind"_a, "n"_a, "k"_a, "sources"_a, "isa"_a = "",
-        "Packs the concatenation of `sources` along n. kind: f32, bf16, f16, w8, w4, f8. A source is (codes, scales, mins, zeros):\n"
+  m.def("pack", &pack_weight, "kind"_a, "n"_a, "k"_a, "sources"_a, "isa"_a = "", "table"_a.noconvert() = nb::none(),
+        "Packs the concatenation of `sources` along n. kind: f32, bf16, f16, w8, w4, f8, t4. A source is (codes, scales, mins, zeros):\n"
         "codes f32 float32 [rows, k]; bf16 uint16 [rows, k]; f16 float16 or uint16 [rows, k]; w8 int8 [rows, groups, group];\n"
-        "w4 uint8 [rows, groups, group / 2]; f8 uint8 [rows, groups, group]; scales float16 (or its bits) or float32, mins and zeros "
+        "w4, t4 uint8 [rows, groups, group / 2]; f8 uint8 [rows, groups, group]; scales float16 (or its bits) or float32, mins and zeros "
         "float16\n"
-        "[rows, groups], one of them or both None. Views of any strides.");
-  m.def("dequantize", &dequantize, "weight"_a, "float32 [n, k]: code * scale + min, or (code - zero) * scale.");
+        "[rows, groups], one of them or both None. Views of any strides. table int8 [16], of t4: what its codes stand for.");
+  m.def("dequantize", &dequantize, "weight"_a, "float32 [n, k]: code * scale + min, or (code - zero) * scale, or table[code] * scale.");
   m.def("quantize_rows", &quantize_rows, "x"_a.noconvert(), "isa"_a = "", "threads"_a = 0, "columns"_a.noconvert() = nb::none(),
         "Rows of float32 [rows, k] by groups of 32: (q int8 [rows, k_padded], scale [rows, groups], sum of q [rows, groups]).\n"
         "columns int32 [k]: code i is of x[:, columns[i]].");
@@ -435,7 +443,7 @@ void bind_linear(nb::module_& m) {
       "linear", &linear, "x"_a.noconvert(), "weight"_a, "bias"_a.noconvert() = nb::none(), "residual"_a.noconvert() = nb::none(),
       "epilogue"_a = "none", "isa"_a = "", "threads"_a = 0, "scale"_a = 1.0f,
       "y = epilogue((x @ weight.T + bias) * scale), float32 [rows, n] (or [rows, n / 2] for silu_mul and gelu_mul, gate channels first).\n"
-      "w4 and w8 quantise x first. epilogue: none, add (residual float32 [rows, n]), silu_mul, gelu_mul, gelu.");
+      "w4, t4 and w8 quantise x first. epilogue: none, add (residual float32 [rows, n]), silu_mul, gelu_mul, gelu.");
   m.def("time_linear", &time_linear, "x"_a.noconvert(), "weights"_a, "repeats"_a, "isa"_a = "",
         "Seconds per product of x with each weight in turn (one shape and kind), quantisation included: for benchmarks.");
 }

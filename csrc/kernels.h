@@ -13,7 +13,10 @@
 
 namespace octavo {
 
-enum class WeightKind : int32_t { f32 = 0, bf16 = 1, f16 = 2, w8 = 3, w4 = 4, f8 = 5 };  // f8: e4m3 (no infinities), scaled
+// f8: e4m3 (no infinities), scaled. t4: codes of four bits that stand for int8 numbers of a table, scaled.
+enum class WeightKind : int32_t { f32 = 0, bf16 = 1, f16 = 2, w8 = 3, w4 = 4, f8 = 5, t4 = 6 };
+constexpr bool has_nibbles(WeightKind kind) { return kind == WeightKind::w4 || kind == WeightKind::t4; }
+constexpr bool takes_codes(WeightKind kind) { return has_nibbles(kind) || kind == WeightKind::w8; }  // activations as QuantRows
 
 // What a group of w4 or w8 has beside its scale. code: integers of w4 count from -8 (code - 8), of w8 from 0.
 enum class Offset : int32_t { code = 0, min = 1, zero = 2 };
@@ -31,12 +34,14 @@ struct PackedW {
   bool wide;          // scales are fp32, not fp16 (f8: always)
   uint8_t* data;      // owned by the binding; 64-byte aligned; readable up to `bytes` + 64
   size_t bytes;       // size of data, as told by packed_bytes()
+  int8_t table[16];   // t4: what each code stands for
 };
 
 // What `pack` reads: numpy arrays, possibly strided views into a mapped file (strides in bytes, may be unaligned).
 // w4: codes [n][k/group][group/2] bytes; byte j of each 16 holds element j of its 32 in the low and element j+16 in the high nibble,
-//     unsigned 0..15. w8: codes [n][k/group][group] int8. f8: likewise, e4m3. f32/bf16/f16: codes [n][k], group stride = element size.
-// value = code * scale + min, or (code - zero) * scale, or with neither (w4) (code - 8) * scale and (w8, f8) code * scale.
+//     unsigned 0..15. t4: likewise. w8: codes [n][k/group][group] int8. f8: likewise, e4m3. f32/bf16/f16: codes [n][k], group stride = element size.
+// value = code * scale + min, or (code - zero) * scale, or with neither (w4) (code - 8) * scale and (w8, f8) code * scale. t4, which has
+// neither: table[code] * scale.
 // scales [n][k/group]: fp16, or fp32 where the weight is wide. offsets (minimums or zero points) [n][k/group]: fp16, may be null.
 struct PackSource {
   int64_t rows;                  // output channels in this source; merged projections are packed source by source
@@ -45,7 +50,7 @@ struct PackSource {
   const uint8_t* offsets; int64_t offsets_row, offsets_group;
 };
 
-// Activations quantised for w4/w8: q = round-half-even(x / scale), scale = max|x| / 127 of each group of 32 (scale 0 and
+// Activations quantised for w4, t4 and w8: q = round-half-even(x / scale), scale = max|x| / 127 of each group of 32 (scale 0 and
 // q 0 for an all-zero group; a group with a NaN or infinity gives a NaN scale). sum = sum(q) of the group (an integer in
 // a float; for w8 with group 16 the kernel sums halves itself). Rows are k_padded wide, padding is zero.
 struct QuantRows { int8_t* q; float* scale; float* sum; };  // q [rows][k_padded], scale and sum [rows][k_padded/32]
@@ -63,13 +68,14 @@ enum class Epilogue : int32_t { none = 0, add = 1, silu_mul = 2, gelu_mul = 3, g
 //            t = over h ascending fma(sx_h, float(idot_h), t), from 0, or for w4 without minimums and zero points from -8 * s
 //            acc = fma(sw, t, acc), then with minimums acc = fma(min, s, acc); a zero point is the minimum -(zero * sw), in fp32
 //          integers are exact.
+//  t4:     as w8 with the table's numbers for codes, bit for bit.
 //  bf16:   x is rounded to bf16 (nearest even), products are summed in fp32.
 //  f8:     x is rounded to bf16, a weight is code * scale in fp32, products are summed in fp32.
 //  f16, f32: x stays fp32.
 struct LinearArgs {
   int64_t rows;
   const float* x; int64_t ldx;   // f32, bf16, f16 kinds (a bf16 kernel rounds x itself, into scratch or on the fly)
-  QuantRows xq;                  // w4, w8 kinds
+  QuantRows xq;                  // w4, t4, w8 kinds
   const PackedW* w;
   const float* bias;             // n floats or null
   float* y; int64_t ldy;

@@ -17,8 +17,8 @@ struct KindName {
   WeightKind kind;
   const char* name;
 };
-constexpr KindName kKinds[] = {
-    {WeightKind::f32, "f32"}, {WeightKind::bf16, "bf16"}, {WeightKind::f16, "f16"}, {WeightKind::w8, "w8"}, {WeightKind::w4, "w4"}, {WeightKind::f8, "f8"}};
+constexpr KindName kKinds[] = {{WeightKind::f32, "f32"}, {WeightKind::bf16, "bf16"}, {WeightKind::f16, "f16"}, {WeightKind::w8, "w8"},
+                               {WeightKind::w4, "w4"},   {WeightKind::f8, "f8"},     {WeightKind::t4, "t4"}};
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 

@@ -52,7 +52,6 @@ const char* op_name(const Instruction& in) {
 }
 
 int64_t pad_k(int64_t k) { return (k + kGroup - 1) / kGroup * kGroup; }
-bool takes_codes(const PackedW& w) { return w.kind == WeightKind::w4 || w.kind == WeightKind::w8; }
 
 }  // namespace
 
@@ -207,7 +206,7 @@ void Program::experts(const Instruction& in, const RowsArgs& r, int ith, int nth
     for (const PackedW* w : in.experts[e]) {
       a.w = w;
       a.x = r.x ? r.x + first * r.ldx : nullptr;
-      a.xq = takes_codes(*w) ? quant(in.xq, first, w->k_padded) : QuantRows{};
+      a.xq = takes_codes(w->kind) ? quant(in.xq, first, w->k_padded) : QuantRows{};
       kernels_.linear(a, int((size_t(ith) + turn++) % size_t(nth)), nth);
       a.y += w->n;
     }

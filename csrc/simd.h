@@ -22,6 +22,8 @@
 //   to_float(I)
 //   load_b(p) dup4(p)              4 * kLanes bytes; the 4 bytes at p in every 32-bit slot
 //   low4(b) high4(b)               nibbles as bytes 0..15
+//   Table, load_table(p), lookup16(Table, b)
+//                                  16 numbers int8; for each byte 0..15 its number
 //   D, dot4_zero(), dot4(D, w, x), dot4_sum(D) -> I
 //                                  per slot the sum of w * x, w in 0..15, |x| <= 127, over at most 8 calls of dot4
 //   W8, prepare8(b), dot8_start(sum_x) -> I, dot8(I, W8, x) -> I

@@ -12,10 +12,11 @@ void quantize_rows(const float* x, int64_t ldx, int64_t rows, int64_t k, int64_t
 size_t linear_scratch(WeightKind kind, int64_t k);
 void linear(const LinearArgs& args, int ith, int nth);
 void linear_w4(const LinearArgs& args, int ith, int nth);
-void linear_w8(const LinearArgs& args, int ith, int nth);
+void linear_w8(const LinearArgs& args, int ith, int nth);  // w8, t4
 void linear_float(const LinearArgs& args, int ith, int nth);  // f32, bf16, f16
 size_t linear_w4_scratch(int64_t k);
 size_t linear_w8_scratch(int64_t k);
+size_t linear_t4_scratch(int64_t k);
 size_t linear_float_scratch(int64_t k);
 
 void norm(const NormArgs& args, int ith, int nth);

@@ -4,9 +4,9 @@
 //   f32, f16  panel: [k_padded][kLanes] values
 //   bf16      panel: [k_padded / 2][kLanes][2] values: two consecutive k per 32-bit slot
 //   f8        panel: blocks of one group: [group][kLanes] bytes, then fp32 scales [kLanes], times 2^8 (what load_f8_pair lacks)
-//   w8, w4    panel: blocks of max(group, 32) inputs: for each 32 of them
+//   w8, w4, t4  panel: blocks of max(group, 32) inputs: for each 32 of them
 //               w8: 8 steps [kLanes][4] int8 (step s holds k = 4s .. 4s+3)
-//               w4: 4 pairs of steps [kLanes][4] bytes (pair s holds k = 4s .. 4s+3 in the low and 4s+16 .. 4s+19 in the high nibbles)
+//               w4, t4: 4 pairs of steps [kLanes][4] bytes (pair s holds k = 4s .. 4s+3 in the low and 4s+16 .. 4s+19 in the high nibbles)
 //             then scales [kLanes], fp16 or fp32 if wide; w8 with groups of 16: [2][kLanes]
 //             then minimums or zero points likewise if there are, fp16
 // Channels beyond n and inputs beyond k are zero, scales included.
@@ -48,6 +48,7 @@ inline Layout layout_of(const PackedW& w) {
       l.unit_bytes = size_t(kGroup) * kLanes;
       break;
     case WeightKind::w4:
+    case WeightKind::t4:
       l.unit_bytes = size_t(kGroup) * kLanes / 2;
       break;
   }

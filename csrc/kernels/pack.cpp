@@ -21,7 +21,7 @@ void put_codes(WeightKind kind, Channel c, uint8_t* unit, int first, int count, 
   if (kind == WeightKind::f8) {
     for (int j = 0; j < count; ++j) unit[(first + j) * kLanes + c.lane] = from[j];
   } else {
-    const int steps = kind == WeightKind::w4 ? count / 8 : count / 4;
+    const int steps = has_nibbles(kind) ? count / 8 : count / 4;
     for (int s = 0; s < steps; ++s) std::memcpy(unit + (first / 4 + s) * 4 * kLanes + 4 * c.lane, from + 4 * s, 4);
   }
 }
@@ -35,13 +35,13 @@ void put_scale(const PackedW& w, uint8_t* to, int lane, const uint8_t* from) {
   std::memcpy(to + 4 * lane, &scale, 4);
 }
 
-// One channel of w4, w8 or f8. offsets null: a weight that has minimums or zero points elsewhere gets 0 here.
+// One channel of w4, t4, w8 or f8. offsets null: a weight that has minimums or zero points elsewhere gets 0 here.
 void pack_grouped(const PackedW& w, const Layout& l, Channel c, const uint8_t* codes, int64_t codes_group, const uint8_t* scales,
                   int64_t scales_group, const uint8_t* offsets, int64_t offsets_group) {
   constexpr uint8_t kZeroHalf[2] = {0, 0};
   const int64_t groups = (w.k + w.group - 1) / w.group;
   const int per_block = l.scales_per_block, unit_codes = std::min<int>(w.group, kGroup);
-  const size_t code_bytes = size_t(unit_codes) / (w.kind == WeightKind::w4 ? 2 : 1), scale_bytes = w.wide ? 4 : 2;
+  const size_t code_bytes = size_t(unit_codes) / (has_nibbles(w.kind) ? 2 : 1), scale_bytes = w.wide ? 4 : 2;
   for (int64_t g = 0; g < groups; ++g) {
     uint8_t* block = c.panel + size_t(g / per_block) * l.block_bytes;
     const int part = int(g % per_block);
@@ -76,15 +76,16 @@ inline float half_at(const uint8_t* p) {
 }
 
 // Element e of 32; f8 without its factor of 2^8.
-inline float code_at(WeightKind kind, const uint8_t* unit, int e, int lane) {
-  if (kind == WeightKind::f8) {
+inline float code_at(const PackedW& w, const uint8_t* unit, int e, int lane) {
+  if (w.kind == WeightKind::f8) {
     const uint8_t code = unit[e * kLanes + lane];
     const uint16_t half = uint16_t((code & 0x80) << 8 | (code & 0x7f) << 7);
     return half_at(reinterpret_cast<const uint8_t*>(&half));
   }
-  if (kind == WeightKind::w8) return float(int8_t(unit[(e / 4 * kLanes + lane) * 4 + e % 4]));
+  if (w.kind == WeightKind::w8) return float(int8_t(unit[(e / 4 * kLanes + lane) * 4 + e % 4]));
   const uint8_t both = unit[(e % 16 / 4 * kLanes + lane) * 4 + e % 4];
-  return float(e < 16 ? both & 15 : both >> 4);
+  const int code = e < 16 ? both & 15 : both >> 4;
+  return float(w.kind == WeightKind::t4 ? w.table[code] : code);
 }
 
 }  // namespace
@@ -155,7 +156,7 @@ void dequant_row(const PackedW& w, int64_t row, float* out) {
     for (int64_t j = 0; j < w.group && first + j < w.k; ++j) {
       const int e = int((part * w.group + j) % kGroup);
       const uint8_t* unit = block + size_t(j / kGroup) * l.unit_bytes;
-      out[first + j] = (code_at(w.kind, unit, e, lane) - zero_point) * scale + min;
+      out[first + j] = (code_at(w, unit, e, lane) - zero_point) * scale + min;
     }
   }
 }

@@ -45,12 +45,13 @@ int score() {
 size_t linear_scratch(WeightKind kind, int64_t k) {
   if (kind == WeightKind::w4) return linear_w4_scratch(k);
   if (kind == WeightKind::w8) return linear_w8_scratch(k);
+  if (kind == WeightKind::t4) return linear_t4_scratch(k);
   return linear_float_scratch(k);
 }
 
 void linear(const LinearArgs& args, int ith, int nth) {
   if (args.w->kind == WeightKind::w4) return linear_w4(args, ith, nth);
-  if (args.w->kind == WeightKind::w8) return linear_w8(args, ith, nth);
+  if (args.w->kind == WeightKind::w8 || args.w->kind == WeightKind::t4) return linear_w8(args, ith, nth);
   linear_float(args, ith, nth);
 }
 

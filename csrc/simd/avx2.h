@@ -105,6 +105,10 @@ inline B dup4(const int8_t* p) {
 inline B low4(B b) { return _mm256_and_si256(b, _mm256_set1_epi8(0x0f)); }
 inline B high4(B b) { return _mm256_and_si256(_mm256_srli_epi16(b, 4), _mm256_set1_epi8(0x0f)); }
 
+using Table = B;
+inline Table load_table(const int8_t* p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline B lookup16(Table t, B b) { return _mm256_shuffle_epi8(t, b); }
+
 // Pairs of products in int16: 8 steps of 2 * 15 * 127 are 30480 at most, so that one widening per 8 steps is enough.
 using D = __m256i;
 inline D dot4_zero() { return _mm256_setzero_si256(); }

@@ -106,6 +106,10 @@ inline B dup4(const int8_t* p) {
 inline B low4(B b) { return _mm512_and_si512(b, _mm512_set1_epi8(0x0f)); }
 inline B high4(B b) { return _mm512_and_si512(_mm512_srli_epi16(b, 4), _mm512_set1_epi8(0x0f)); }
 
+using Table = B;
+inline Table load_table(const int8_t* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline B lookup16(Table t, B b) { return _mm512_shuffle_epi8(t, b); }
+
 using D = __m512i;
 inline D dot4_zero() { return _mm512_setzero_si512(); }
 #if defined(OCTAVO_VNNI)

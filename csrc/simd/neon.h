@@ -126,6 +126,10 @@ inline B low4(B b) { return {vandq_s8(b.lo, vdupq_n_s8(0x0f)), vandq_s8(b.hi, vd
 inline int8x16_t high4_half(int8x16_t b) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(b), 4)); }
 inline B high4(B b) { return {high4_half(b.lo), high4_half(b.hi)}; }
 
+using Table = int8x16_t;
+inline Table load_table(const int8_t* p) { return vld1q_s8(p); }
+inline B lookup16(Table t, B b) { return {vqtbl1q_s8(t, vreinterpretq_u8_s8(b.lo)), vqtbl1q_s8(t, vreinterpretq_u8_s8(b.hi))}; }
+
 inline I slot_dot(I acc, B w, B x) { return {vdotq_s32(acc.lo, w.lo, x.lo), vdotq_s32(acc.hi, w.hi, x.hi)}; }
 using D = I;
 inline D dot4_zero() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }

@@ -135,6 +135,21 @@ inline B dup4(const int8_t* p) {
 inline B low4(B b) { return b & 0x0f; }
 inline B high4(B b) { return B((U(b) >> 4) & 0x0f0f0f0fu); }
 
+struct Table {
+  int8_t number[16];
+};
+inline Table load_table(const int8_t* p) {
+  Table t;
+  std::memcpy(t.number, p, sizeof t.number);
+  return t;
+}
+inline B lookup16(const Table& t, B b) {
+  int8_t bytes[4 * kLanes];
+  std::memcpy(bytes, &b, sizeof b);
+  for (int8_t& byte : bytes) byte = t.number[byte & 15];
+  return load_b(bytes);
+}
+
 // Products of bytes fit in int16, and so does the sum of two: 2 * 128 * 127, or 8 steps of 2 * 15 * 127.
 inline H pair_dot(B w, B x) {
   const H wide_w = H(w), wide_x = H(x);

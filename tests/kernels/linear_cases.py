@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo import _native
-from octavo.ops.packed import PackedWeight, WeightKind, WeightPart
+from octavo.ops.packed import NIBBLES, PackedWeight, WeightKind, WeightPart, unpack_nibbles
 
 ISAS = sorted(
     {*_native.isa_names(), "portable16"}
@@ -29,6 +29,9 @@ class Form:
         return f"{self.kind.value}{f'g{self.group}' if self.group else ''}{flags}"
 
 
+TABLES = [Form(WeightKind.T4, 32), Form(WeightKind.T4, 32, wide=True), Form(WeightKind.T4, 96)]
+# Neither in order nor even, with both ends of int8.
+TABLE = np.array([5, -128, -104, 1, 127, 113, -83, 0, 13, -49, 88, -35, 69, -22, 38, -10], np.int8)
 QUANTISED = [
     Form(WeightKind.W4, 32),
     Form(WeightKind.W4, 32, True),
@@ -45,6 +48,7 @@ QUANTISED = [
     Form(WeightKind.W8, 32, wide=True),
     Form(WeightKind.W8, 64, True),
     Form(WeightKind.W8, 64, zeros=True, wide=True),
+    *TABLES,
 ]
 PLAIN = [Form(WeightKind.F32), Form(WeightKind.F16), Form(WeightKind.BF16)]
 F8 = [Form(WeightKind.F8, 32, wide=True), Form(WeightKind.F8, 288, wide=True)]
@@ -70,7 +74,7 @@ def part(form: Form, n: int, k: int, seed: int = 0) -> WeightPart:
         codes = rng.integers(0, 256, (n, groups, form.group), np.uint8)
         codes[codes & 0x7F == 0x7F] = 0x7E  # no NaN
         return WeightPart(codes, scales)
-    if form.kind is WeightKind.W4:
+    if form.kind in NIBBLES:
         codes = rng.integers(0, 256, (n, groups, form.group // 2), np.uint8)
         codes[rng.random((n, groups)) < 0.1] = 0xFF
     else:
@@ -85,11 +89,23 @@ def part(form: Form, n: int, k: int, seed: int = 0) -> WeightPart:
 def weight(form: Form, n: int, k: int, seed: int = 0) -> PackedWeight:
     """n channels of k inputs, or a few more that make whole groups."""
     k = inputs(form, k)
-    return PackedWeight(form.kind, n, k, (part(form, n, k, seed),))
+    return of_parts(form, k, part(form, n, k, seed))
+
+
+def of_parts(form: Form, k: int, *parts: WeightPart) -> PackedWeight:
+    table = TABLE if form.kind is WeightKind.T4 else None
+    return PackedWeight(form.kind, sum(p.codes.shape[0] for p in parts), k, parts, table=table)
+
+
+def looked_up(w: PackedWeight) -> PackedWeight:
+    """A weight of t4 as one of w8."""
+    assert w.table is not None
+    parts = tuple(WeightPart(w.table[unpack_nibbles(p.codes)], p.scales) for p in w.parts)
+    return PackedWeight(WeightKind.W8, w.n, w.k, parts, w.columns)
 
 
 def pack(weight: PackedWeight, isa: str) -> _native.PackedWeight:
-    return _native.pack(weight.kind.value, weight.n, weight.k, [(p.codes, p.scales, p.mins, p.zeros) for p in weight.parts], isa)
+    return _native.pack(weight.kind.value, weight.n, weight.k, [(p.codes, p.scales, p.mins, p.zeros) for p in weight.parts], isa, weight.table)
 
 
 def rows(count: int, k: int, seed: int = 0) -> np.ndarray:

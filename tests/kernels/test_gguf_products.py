@@ -8,7 +8,7 @@ from gguf_blocks import random_blocks, reference, stored
 from linear_cases import ISAS, pack, rows
 
 from octavo import _native
-from octavo.ops.packed import PackedWeight, WeightKind, unpack_nibbles
+from octavo.ops.packed import PackedWeight, WeightKind, codes_of
 from octavo.ops.reference import quantize_rows
 from octavo.quantization.gguf import BLOCKS, pack_blocks
 
@@ -21,7 +21,7 @@ def magnitudes(w: PackedWeight) -> tuple[np.ndarray, np.ndarray]:
     """float64 [N, K]: |code * scale| + |min|, and |code|, with what codes count from: the two are added separately, so they may cancel."""
     part = w.parts[0]
     assert part.scales is not None
-    codes = np.abs((unpack_nibbles(part.codes) if w.kind is WeightKind.W4 else part.codes).astype(np.float64))
+    codes = np.abs(codes_of(w.kind, part, w.table).astype(np.float64))
     if part.zeros is not None:
         codes += part.zeros.astype(np.float64)[..., None]
     elif w.kind is WeightKind.W4 and part.mins is None:

@@ -9,11 +9,11 @@ import itertools
 
 import numpy as np
 import pytest
-from linear_cases import FORMS, ISAS, PLAIN, QUANTISED, Form, pack, rows, weight
+from linear_cases import FORMS, ISAS, PLAIN, QUANTISED, TABLES, Form, looked_up, pack, rows, weight
 
 from octavo import _native
 from octavo.ops import reference
-from octavo.ops.packed import PackedWeight, WeightKind, bf16_to_f32, f32_to_bf16, unpack_nibbles
+from octavo.ops.packed import NIBBLES, PackedWeight, WeightKind, bf16_to_f32, f32_to_bf16, unpack_nibbles
 
 W4 = Form(WeightKind.W4, 32, True)
 # Around the lanes (8, 16), the row tiles (4, 6), the groups (32) and the blocks of k (256).
@@ -81,7 +81,8 @@ def reference_codes(w: PackedWeight) -> np.ndarray:
     codes = w.parts[0].codes
     if w.kind is WeightKind.F8:
         return f8_numbers()[codes]
-    return (unpack_nibbles(codes) if w.kind is WeightKind.W4 else codes).astype(np.float64)
+    numbers = unpack_nibbles(codes) if w.kind in NIBBLES else codes
+    return (numbers if w.table is None else w.table[numbers]).astype(np.float64)
 
 
 def f8_numbers() -> np.ndarray:
@@ -113,6 +114,21 @@ def test_portable_code_has_the_references_bits(isa: str, form: Form) -> None:
     w = weight(form, 37, 288)
     x = rows(13, w.k)
     assert np.array_equal(_native.linear(x, pack(w, isa), isa=isa), reference.BACKEND.linear(x, [w], None))
+
+
+@every_isa
+@pytest.mark.parametrize("form", TABLES, ids=str)
+@pytest.mark.parametrize("n, k", SHAPES)
+@pytest.mark.parametrize("epilogue", ["none", "gelu"])
+def test_a_table_has_the_bits_of_its_numbers(isa: str, form: Form, n: int, k: int, epilogue: str) -> None:
+    """However the nibbles are looked up: alone, by row tiles, or all at once for many rows."""
+    w = weight(form, n, k)
+    packed, numbers = pack(w, isa), pack(looked_up(w), isa)
+    assert packed.nbytes < 0.58 * numbers.nbytes
+    for count in (1, 2, 5, 13, 19, 20, 21, 70):
+        x = rows(count, w.k)
+        ours, wanted = (_native.linear(x, weights, epilogue=epilogue, isa=isa, threads=2) for weights in (packed, numbers))
+        assert ours.tobytes() == wanted.tobytes()
 
 
 @every_isa
@@ -192,7 +208,7 @@ def activated(t: np.ndarray, epilogue: str) -> np.ndarray:
 
 
 @every_isa
-@pytest.mark.parametrize("form", [W4, Form(WeightKind.W4, 64), Form(WeightKind.W8, 32), *PLAIN], ids=str)
+@pytest.mark.parametrize("form", [W4, Form(WeightKind.W4, 64), Form(WeightKind.W8, 32), TABLES[0], *PLAIN], ids=str)
 @pytest.mark.parametrize("epilogue", ["silu_mul", "gelu_mul"])
 # Halves: less than a tile, whole tiles, tiles and a rest, whole tiles of 8 but not of 16.
 @pytest.mark.parametrize("half", [3, 32, 37, 24, 100])

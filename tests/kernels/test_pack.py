@@ -6,10 +6,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_cases import FORMS, ISAS, QUANTISED, Form, inputs, pack, part, rows, weight
+from linear_cases import (
+    FORMS,
+    ISAS,
+    QUANTISED,
+    TABLE,
+    TABLES,
+    Form,
+    inputs,
+    looked_up,
+    of_parts,
+    pack,
+    part,
+    rows,
+    weight,
+)
 
 from octavo import _native
-from octavo.ops.packed import PackedWeight, WeightKind, WeightPart
+from octavo.ops.packed import PackedWeight, WeightKind, WeightPart, merge
 
 every_isa = pytest.mark.parametrize("isa", ISAS)
 every_form = pytest.mark.parametrize("form", FORMS, ids=str)
@@ -36,6 +50,8 @@ def test_values_come_back(isa: str, form: Form, n: int, k: int) -> None:
     (Form(WeightKind.F8, 64, wide=True), 64 + 4),
     (Form(WeightKind.W8, 32), 2 * (32 + 2)),
     (Form(WeightKind.W8, 16, True), 2 * (32 + 8)),
+    (Form(WeightKind.T4, 32), 2 * (16 + 2)),
+    (Form(WeightKind.T4, 64, wide=True), 32 + 4),
     (Form(WeightKind.F32), 64 * 4),
     (Form(WeightKind.BF16), 64 * 2),
 ], ids=str)  # fmt: skip
@@ -54,11 +70,11 @@ def test_merging_is_concatenation(isa: str, data: st.DataObject) -> None:
     parts = tuple(part(form, size, k, seed) for seed, size in enumerate(sizes))
     if form.mins and form.kind is WeightKind.W8 and data.draw(st.booleans()):
         parts = (*parts[:-1], WeightPart(parts[-1].codes, parts[-1].scales))
-    merged = PackedWeight(form.kind, sum(sizes), k, parts)
+    merged = of_parts(form, k, *parts)
     packed = pack(merged, isa)
     assert np.array_equal(_native.dequantize(packed), merged.dequantize())
     x = rows(3, k)
-    alone = [_native.linear(x, pack(PackedWeight(form.kind, p.codes.shape[0], k, (p,)), isa), isa=isa) for p in parts]
+    alone = [_native.linear(x, pack(of_parts(form, k, p), isa), isa=isa) for p in parts]
     assert np.array_equal(_native.linear(x, packed, isa=isa), np.concatenate(alone, axis=1))
 
 
@@ -91,7 +107,7 @@ def test_reversed_and_skipping_views(isa: str, form: Form) -> None:
 
     codes = cut(whole.codes)
     view = WeightPart(codes, cut(whole.scales), cut(whole.mins), cut(whole.zeros))
-    w = PackedWeight(form.kind, codes.shape[0], k, (view,))
+    w = of_parts(form, k, view)
     assert np.array_equal(_native.dequantize(pack(w, isa)), w.dequantize())
 
 
@@ -113,6 +129,40 @@ def test_special_scales_survive(isa: str) -> None:
     codes = np.ones((1, 8, 32), np.int8)
     values = _native.dequantize(_native.pack("w8", 1, 256, [(codes, bits, None)], isa))
     assert np.array_equal(values[0, ::32], bits.view(np.float16).astype(np.float32)[0])
+
+
+@every_isa
+@pytest.mark.parametrize("form", TABLES, ids=str)
+def test_a_table_packs_as_its_numbers(isa: str, form: Form) -> None:
+    w = weight(form, 29, 160)
+    assert _native.dequantize(pack(w, isa)).tobytes() == _native.dequantize(pack(looked_up(w), isa)).tobytes()
+
+
+@every_isa
+def test_tables_do_not_mix(isa: str) -> None:
+    """Neighbours become one matrix only where their codes stand for the same numbers."""
+    one, same = weight(TABLES[0], 5, 64, 1), weight(TABLES[0], 6, 64, 2)
+    other = PackedWeight(WeightKind.T4, 7, 64, weight(TABLES[0], 7, 64, 3).parts, table=TABLE[::-1].copy())
+    four = weight(Form(WeightKind.W4, 32), 3, 64)
+    merged = merge([one, same, other, four])
+    assert [w.n for w in merged] == [11, 7, 3]
+    values = np.concatenate([_native.dequantize(pack(w, isa)) for w in merged])
+    assert np.array_equal(values, np.concatenate([w.dequantize() for w in (one, same, other, four)]))
+    x = rows(3, 64)
+    y = np.concatenate([_native.linear(x, pack(w, isa), isa=isa) for w in merged], axis=1)
+    assert np.array_equal(y, np.concatenate([_native.linear(x, pack(w, isa), isa=isa) for w in (one, same, other, four)], axis=1))
+
+
+def test_a_table_is_sixteen_bytes_of_t4() -> None:
+    w = weight(TABLES[0], 4, 64)
+    p = w.parts[0]
+    mins = WeightPart(p.codes, p.scales, np.zeros_like(p.scales))
+    for kind, parts, table in [
+        (WeightKind.T4, w.parts, None), (WeightKind.W4, w.parts, TABLE), (WeightKind.T4, w.parts, TABLE[:8]),
+        (WeightKind.T4, w.parts, TABLE.astype(np.int16)), (WeightKind.T4, (mins,), TABLE),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError):
+            PackedWeight(kind, 4, 64, parts, table=table)
 
 
 class TestRefusals:
@@ -148,6 +198,15 @@ class TestRefusals:
             ValueError, "adjacent", "w4", 4, 64, [(np.repeat(self.q.codes, 2, axis=2)[:, :, ::2], scales, None)]
         )
         self.refuse(ValueError, "byte order", "f32", 4, 8, [(np.zeros((4, 8), ">f4"), None, None)])
+
+    def test_table(self) -> None:
+        sources = [(self.q.codes, self.q.scales, None)]
+        self.refuse(ValueError, "goes with t4", "t4", 4, 64, sources)
+        self.refuse(ValueError, "goes with t4", "w4", 4, 64, sources, "", TABLE)
+        self.refuse(ValueError, "16 numbers", "t4", 4, 64, sources, "", TABLE[:15].copy())
+        self.refuse(TypeError, "incompatible", "t4", 4, 64, sources, "", TABLE.astype(np.int16))
+        self.refuse(ValueError, "no mins", "t4", 4, 64, [(self.q.codes, self.q.scales, self.q.scales)], "", TABLE)
+        self.refuse(ValueError, "no mins", "t4", 4, 64, [(self.q.codes, self.q.scales, None, self.q.scales)], "", TABLE)
 
     def test_scales(self) -> None:
         codes, scales = self.q.codes, self.q.scales

@@ -194,6 +194,9 @@ def test_gather(isa):
     assert np.isnan(memory[:, 37:]).all()
 
 
+LEVELS = np.array([5, -128, -104, 1, 127, 113, -83, 0, 13, -49, 88, -35, 69, -22, 38, -10], np.int8)
+
+
 def tables(vocab, width):
     """Embedding tables of every kind: (kind, source of pack, exact float32 values)."""
     rng = np.random.default_rng(9)
@@ -211,6 +214,8 @@ def tables(vocab, width):
     codes = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1).astype(np.float64)
     exact = codes * scales.astype(np.float64)[..., None] + mins.astype(np.float64)[..., None]
     yield "w4", (nibbles, scales, mins), exact.reshape(vocab, width)
+    exact = LEVELS[codes.astype(int)].astype(np.float32) * scales.astype(np.float32)[..., None]
+    yield "t4", (nibbles, scales, None), exact.reshape(vocab, width)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -219,7 +224,7 @@ def test_embed(isa, scale):
     vocab, width = 37, 96
     ids = np.array([0, 36, 5, 37, -1, 2**31 - 1, 5], np.int32)
     for kind, source, values in tables(vocab, width):
-        weight = _native.pack(kind, vocab, width, [source], isa=isa)
+        weight = _native.pack(kind, vocab, width, [source], isa, LEVELS if kind == "t4" else None)
         y, memory = poisoned(len(ids), width)
         kernels.embed(ids, weight, y, scale, isa=isa, threads=2)
         expected = (values[[0, 36, 5, 5]].astype(np.float64) * scale).astype(np.float32)

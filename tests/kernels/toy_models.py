@@ -16,7 +16,7 @@ BLOCK, BLOCKS, VOCAB, LONGEST = 16, 48, 208, 128
 
 def random_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> PackedWeight:
     """Of about 0.1 each. kind: f32, f16, bf16, w4, w4m (with minimums), w4o (inputs in an order of its own), w4z (one group with
-    zero points), w8, w8h (groups of 16), w8o, f8."""
+    zero points), w8, w8h (groups of 16), w8o, f8, t4."""
     values = (rng.standard_normal((n, k)) * 0.1).astype(np.float32)
     if kind == "f32":
         return PackedWeight(WeightKind.F32, n, k, (WeightPart(values),))
@@ -35,6 +35,9 @@ def random_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> Packed
         codes = rng.integers(-127, 128, (n, k // group, group)).astype(np.int8)
         return PackedWeight(WeightKind.W8, n, k, (WeightPart(codes, (scales * 0.1).astype(np.float16)),), order)
     nibbles = rng.integers(0, 256, (n, k // group, group // 2)).astype(np.uint8)
+    if kind == "t4":
+        table = rng.integers(-127, 128, 16, np.int8)
+        return PackedWeight(WeightKind.T4, n, k, (WeightPart(nibbles, (scales * 0.1).astype(np.float16)),), table=table)
     mins = (scales * np.float16(-7.5)).astype(np.float16) if kind == "w4m" else None
     zeros = rng.integers(5, 10, scales.shape).astype(np.float16) if kind == "w4z" else None
     return PackedWeight(WeightKind.W4, n, k, (WeightPart(nibbles, scales, mins, zeros),), order)

@@ -62,8 +62,8 @@ def embed(ids_T: Value, weight: PackedWeight, scale: float = 1.0) -> Value:
 def linear(x_TK: Value, weights: Sequence[PackedWeight], bias_N: F32 | None = None) -> Value:
     """x times each weight's transpose, side by side, plus bias -> float32 [T, N], N the sum over weights.
 
-    Rounding of x is part of the definition. w4, w8: per row and 32 inputs (in the weight's order, if it has one) to int8, scale = max|x| / 127,
-    ties to even; integer products are exact, and added in fp32: within a weight's group scaled by x's scale, then the groups scaled by theirs,
+    Rounding of x is part of the definition. w4, t4, w8: per row and 32 inputs (in the weight's order, if it has one) to int8, scale =
+    max|x| / 127, ties to even; integer products are exact, and added in fp32: within a weight's group scaled by x's scale, then the groups scaled by theirs,
     both in ascending order. bf16, f8: to bfloat16, products added in fp32. f16, f32: none.
     """
     return _backend(x_TK).linear(x_TK, weights, bias_N)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 
 class WeightKind(str, Enum):
-    """f32, bf16, f16: plain numbers. w8, w4: integers with a scale per group, and perhaps a minimum or a zero point. f8: e4m3 with a scale."""
+    """f32, bf16, f16: plain numbers. w8, w4: integers with a scale per group, and perhaps a minimum or a zero point. f8: e4m3 with a scale.
+    t4: indices of sixteen integers, with a scale."""
 
     F32 = "f32"
     BF16 = "bf16"
@@ -26,22 +27,27 @@ class WeightKind(str, Enum):
     W8 = "w8"
     W4 = "w4"
     F8 = "f8"
+    T4 = "t4"
 
 
-GROUP = 32  # a group of w4, w8 or f8 is a multiple of it; of w8 also half of it
+GROUP = 32  # a group of w4, t4, w8 or f8 is a multiple of it; of w8 also half of it
 MIDDLE = 8  # of the codes of w4: what they count from where nothing else is said
-GROUPED = (WeightKind.W4, WeightKind.W8, WeightKind.F8)
-INTEGERS = (WeightKind.W4, WeightKind.W8)
+LEVELS = 16  # of a table
+NIBBLES = (WeightKind.W4, WeightKind.T4)
+INTEGERS = (*NIBBLES, WeightKind.W8)
+GROUPED = (*INTEGERS, WeightKind.F8)
+OFFSETS = (WeightKind.W4, WeightKind.W8)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
     """Some consecutive output channels, as one stored tensor brought them.
 
-    value = code * scale + min, or (code - zero) * scale; with neither, code * scale (w8, f8) or (code - 8) * scale (w4).
+    value = code * scale + min, or (code - zero) * scale; with neither, code * scale (w8, f8) or (code - 8) * scale (w4);
+    table[code] * scale (t4).
 
     codes: f32 float32 [N, K]; bf16 uint16 [N, K]; f16 float16 [N, K]; w8 int8 [N, G, group]; f8 uint8 [N, G, group], bits of e4m3 (no NaN);
-           w4 uint8 [N, G, group / 2], byte j of each 16 holds element j of its 32 (low nibble) and element j + 16 (high nibble), 0..15.
+           w4, t4 uint8 [N, G, group / 2], byte j of each 16 holds element j of its 32 (low nibble) and element j + 16 (high nibble), 0..15.
     scales [N, G]: float16 or float32 (f8: float32). mins, zeros: float16 [N, G] (w8, w4), one of them or none; zeros are integers.
     Any strides; K is a multiple of the group. Groups of 16 (w8 only) have float16 scales and no zeros.
     """
@@ -56,7 +62,8 @@ class WeightPart:
 class PackedWeight:
     """Weights of a linear layer or an embedding: N output channels (or rows) of K inputs, in parts along N.
 
-    columns: int32 [K], w4 and w8 only: code i of a channel multiplies input columns[i], a permutation. None: in order.
+    columns: int32 [K], w4, t4 and w8 only: code i of a channel multiplies input columns[i], a permutation. None: in order.
+    table: int8 [16], t4 only.
     """
 
     kind: WeightKind
@@ -64,6 +71,7 @@ class PackedWeight:
     k: int
     parts: tuple[WeightPart, ...]
     columns: NDArray[np.int32] | None = None
+    table: NDArray[np.int8] | None = None
 
     def __post_init__(self) -> None:
         rows = 0
@@ -73,10 +81,14 @@ class PackedWeight:
                 raise ValueError(f"a {self.kind.value} part of shape {part.codes.shape} does not have k = {self.k}")
         if rows != self.n:
             raise ValueError(f"parts hold {rows} rows, not n = {self.n}")
+        if (self.table is not None) != (self.kind is WeightKind.T4):
+            raise ValueError("table: goes with t4, and only with it")
+        if self.table is not None and (self.table.shape != (LEVELS,) or self.table.dtype != np.int8):
+            raise ValueError("table: must be sixteen int8")
         if self.columns is not None:
             ordered = np.sort(self.columns)
             if self.kind not in INTEGERS or not np.array_equal(ordered, np.arange(self.k)):
-                raise ValueError("columns: must be a permutation of the inputs, of w4 or w8")
+                raise ValueError("columns: must be a permutation of the inputs, of w4, t4 or w8")
 
     def _fits_plain(self, part: WeightPart) -> bool:
         return part.codes.ndim == 2 and part.codes.shape[1] == self.k and part.scales is None and part.mins is None and part.zeros is None
@@ -84,7 +96,7 @@ class PackedWeight:
     def _fits_groups(self, part: WeightPart) -> bool:
         if part.codes.ndim != 3 or part.scales is None:
             return False
-        width = part.codes.shape[2] * (2 if self.kind is WeightKind.W4 else 1)
+        width = part.codes.shape[2] * (2 if self.kind in NIBBLES else 1)
         groups = part.codes.shape[:2]
         half = self.kind is WeightKind.W8 and width == GROUP // 2
         offsets = [array for array in (part.mins, part.zeros) if array is not None]
@@ -92,14 +104,14 @@ class PackedWeight:
             groups[1] * width == self.k and width > 0 and (width % GROUP == 0 or half)
             and part.scales.shape == groups and all(array.shape == groups and array.dtype == np.float16 for array in offsets)
             and part.scales.dtype in ((np.float32,) if self.kind is WeightKind.F8 else (np.float16,) if half else (np.float16, np.float32))
-            and len(offsets) <= (0 if self.kind is WeightKind.F8 else 1) and not (half and part.zeros is not None)
+            and len(offsets) <= (1 if self.kind in OFFSETS else 0) and not (half and part.zeros is not None)
         )  # fmt: skip
 
     @property
     def group(self) -> int:
         """Inputs per scale; 0 for plain numbers."""
         width = int(self.parts[0].codes.shape[-1])
-        return {WeightKind.W4: 2 * width, WeightKind.W8: width, WeightKind.F8: width}.get(self.kind, 0)
+        return 2 * width if self.kind in NIBBLES else width if self.kind in GROUPED else 0
 
     @property
     def has_mins(self) -> bool:
@@ -116,13 +128,15 @@ class PackedWeight:
         return sum(a.size * a.itemsize for a in arrays) + (0 if self.columns is None else self.columns.nbytes)
 
     def can_join(self, other: PackedWeight) -> bool:
-        """Whether one matrix may hold both: a w4 part without offsets counts from 8, so it does not stand beside one with minimums."""
+        """Whether one matrix may hold both: a w4 part without offsets counts from 8, so it does not stand beside one with minimums; t4
+        has one table."""
         ours, theirs = (self.has_mins, self.has_zeros), (other.has_mins, other.has_zeros)
         mixed = self.kind is WeightKind.W8 and not (any(ours) and any(theirs))
         return (
             (self.kind, self.k, self.group, self._scale_dtype) == (other.kind, other.k, other.group, other._scale_dtype)
             and (ours == theirs or mixed)
-            and same_columns(self.columns, other.columns)
+            and _same(self.columns, other.columns)
+            and _same(self.table, other.table)
         )
 
     @property
@@ -132,7 +146,7 @@ class PackedWeight:
 
     def dequantize(self) -> NDArray[np.float32]:
         """float32 [N, K], inputs in their own order: each difference, product and sum rounded to fp32."""
-        values = np.concatenate([_dequantize(self.kind, part) for part in self.parts]).reshape(self.n, self.k)
+        values = np.concatenate([_dequantize(self.kind, part, self.table) for part in self.parts]).reshape(self.n, self.k)
         if self.columns is None:
             return values
         ordered = np.empty_like(values)
@@ -140,17 +154,17 @@ class PackedWeight:
         return ordered
 
 
-def same_columns(a: NDArray[np.int32] | None, b: NDArray[np.int32] | None) -> bool:
+def _same(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
     return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
 def merge(weights: Sequence[PackedWeight]) -> tuple[PackedWeight, ...]:
-    """Concatenates neighbours along N where kind, K, group and order agree; packing is per output channel, so that is exact."""
+    """Concatenates neighbours along N where kind, K, group, order and table agree; packing is per output channel, so that is exact."""
     merged: list[PackedWeight] = []
     for weight in weights:
         if merged and merged[-1].can_join(weight):
             last = merged[-1]
-            merged[-1] = PackedWeight(last.kind, last.n + weight.n, last.k, last.parts + weight.parts, last.columns)
+            merged[-1] = PackedWeight(last.kind, last.n + weight.n, last.k, last.parts + weight.parts, last.columns, last.table)
         else:
             merged.append(weight)
     return tuple(merged)
@@ -196,13 +210,13 @@ def _f8_values() -> NDArray[np.float32]:
 _F8_VALUES = _f8_values()
 
 
-def _dequantize(kind: WeightKind, part: WeightPart) -> NDArray[np.float32]:
+def _dequantize(kind: WeightKind, part: WeightPart, table: NDArray[np.int8] | None) -> NDArray[np.float32]:
     if kind is WeightKind.BF16:
         return bf16_to_f32(part.codes.astype(np.uint16))
     if kind in (WeightKind.F32, WeightKind.F16):
         return part.codes.astype(np.float32)
     assert part.scales is not None
-    values = codes_of(kind, part)
+    values = codes_of(kind, part, table)
     if part.zeros is not None:
         values = values - part.zeros.astype(np.float32)[..., None]
     elif kind is WeightKind.W4 and part.mins is None:
@@ -213,8 +227,9 @@ def _dequantize(kind: WeightKind, part: WeightPart) -> NDArray[np.float32]:
     return values.reshape(values.shape[0], -1)
 
 
-def codes_of(kind: WeightKind, part: WeightPart) -> NDArray[np.float32]:
-    """The codes of w4, w8 or f8 as numbers: float32 [N, G, group]."""
+def codes_of(kind: WeightKind, part: WeightPart, table: NDArray[np.int8] | None) -> NDArray[np.float32]:
+    """The codes of w4, w8 or f8 as numbers, or what those of t4 stand for: float32 [N, G, group]."""
     if kind is WeightKind.F8:
         return f8_to_f32(part.codes)
-    return (unpack_nibbles(part.codes) if kind is WeightKind.W4 else part.codes).astype(np.float32)
+    codes = unpack_nibbles(part.codes) if kind in NIBBLES else part.codes
+    return (codes if table is None else table[codes]).astype(np.float32)

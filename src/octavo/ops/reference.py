@@ -50,7 +50,7 @@ class ReferenceBackend:
         return (np.stack(rows) * np.float32(scale)).astype(np.float32)
 
     def linear(self, x_TK: F32, weights: Sequence[PackedWeight], bias_N: F32 | None) -> F32:
-        y = np.concatenate([_product(_ordered(x_TK, w), w.kind, part) for w in weights for part in w.parts], axis=1)
+        y = np.concatenate([_product(_ordered(x_TK, w), w, part) for w in weights for part in w.parts], axis=1)
         return y if bias_N is None else y + bias_N
 
     def rms_norm(self, x_TD: F32, weight_D: F32, eps: float) -> F32:
@@ -160,7 +160,7 @@ def _row(weight: PackedWeight, index: int) -> PackedWeight:
             scales = None if part.scales is None else part.scales[cut]
             mins = None if part.mins is None else part.mins[cut]
             zeros = None if part.zeros is None else part.zeros[cut]
-            return PackedWeight(weight.kind, 1, weight.k, (WeightPart(part.codes[cut], scales, mins, zeros),), weight.columns)
+            return PackedWeight(weight.kind, 1, weight.k, (WeightPart(part.codes[cut], scales, mins, zeros),), weight.columns, weight.table)
         index -= size
     raise IndexError(f"row {index} beyond a table of {weight.n}")
 
@@ -169,22 +169,23 @@ def _ordered(x_TK: F32, weight: PackedWeight) -> F32:
     return x_TK if weight.columns is None else np.ascontiguousarray(x_TK[:, weight.columns])
 
 
-def _product(x_TK: F32, kind: WeightKind, part: WeightPart) -> F32:
+def _product(x_TK: F32, weight: PackedWeight, part: WeightPart) -> F32:
+    kind = weight.kind
     if kind in INTEGERS:
-        return _quantised_product(x_TK, kind, part)
+        return _quantised_product(x_TK, weight, part)
     if kind in (WeightKind.BF16, WeightKind.F8):
         return bf16_to_f32(f32_to_bf16(x_TK)) @ PackedWeight(kind, part.codes.shape[0], x_TK.shape[1], (part,)).dequantize().T
     return x_TK @ part.codes.astype(np.float32).T
 
 
-def _quantised_product(x_TK: F32, kind: WeightKind, part: WeightPart) -> F32:
+def _quantised_product(x_TK: F32, weight: PackedWeight, part: WeightPart) -> F32:
     """Group after group of the weights, ascending. An integer product of 32 inputs is below 2^24, hence exact in fp32.
 
     Within a group: s, the sum of scale * sum(q) over each 32 inputs, and t, the sum of scale * product. Then scale * t and min * s are added.
     """
     assert part.scales is not None
     q_TGX, scales_TG = quantize_rows(x_TK)
-    codes_NGX = codes_of(kind, part)
+    codes_NGX = codes_of(weight.kind, part, weight.table)
     rows, group = x_TK.shape[0], codes_NGX.shape[2]
     step = min(group, ROW_GROUP)
     q_TS = q_TGX.reshape(rows, -1)
@@ -195,7 +196,7 @@ def _quantised_product(x_TK: F32, kind: WeightKind, part: WeightPart) -> F32:
         for start in starts:
             at = g * group + start
             sums = sums + scales_TG[:, at // ROW_GROUP, None] * q_TS[:, at : at + step].sum(axis=1, keepdims=True)
-        if kind is WeightKind.W4 and part.mins is None and part.zeros is None:
+        if weight.kind is WeightKind.W4 and part.mins is None and part.zeros is None:
             products = products - np.float32(MIDDLE) * sums
         for start in starts:
             at = g * group + start

@@ -7,7 +7,7 @@ import pytest
 from gguf_blocks import random_blocks, reference, stored
 
 from octavo.errors import ModelFileError
-from octavo.ops.packed import PackedWeight, WeightKind
+from octavo.ops.packed import PackedWeight, WeightKind, codes_of
 from octavo.quantization import StoredTensor
 from octavo.quantization.gguf import BLOCKS, WIDTH, pack_blocks
 
@@ -16,7 +16,8 @@ gguf = pytest.importorskip("gguf")
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "IQ4_NL", "TQ1_0", "TQ2_0")
 BOUNDED = ("Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 TERNARY = ("TQ1_0", "TQ2_0")
-VIEWS = ("Q4_1", "Q8_0")
+LOOKED_UP = ("IQ4_NL", "IQ4_XS", "MXFP4")
+VIEWS = ("Q4_1", "Q8_0", "IQ4_NL")
 ALL = (*EXACT, *BOUNDED, "MXFP4")
 
 
@@ -37,7 +38,7 @@ def test_exact_types(name: str, n: int, blocks: int) -> None:
 def test_bounded_types(name: str, n: int, k: int) -> None:
     weight, blocks = packed(name, n, k)
     part = weight.parts[0]
-    codes = np.abs(np.concatenate([part.codes & 15, part.codes >> 4], -1) if weight.kind is WeightKind.W4 else part.codes.astype(np.int32))
+    codes = np.abs(codes_of(weight.kind, part, weight.table).astype(np.int32))
     mins = 0 if part.mins is None else np.abs(part.mins[..., None].astype(np.float64))
     products = 0 if name == "Q2_K" else codes * np.abs(part.scales[..., None].astype(np.float64))  # its scales are the file's own
     bound = (products + mins) / 2048 + (codes + 1) / 2**25
@@ -59,7 +60,7 @@ def test_codes_are_exact_where_scales_are(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_forms(name: str) -> None:
     weight, _ = packed(name, 4, 512)
-    kind = WeightKind.W4 if name.startswith(("Q4", "TQ")) else WeightKind.W8
+    kind = WeightKind.W4 if name.startswith(("Q4", "TQ")) else WeightKind.T4 if name in LOOKED_UP else WeightKind.W8
     assert (weight.kind, weight.group) == (kind, {"Q2_K": 16, "Q6_K": 16, "Q3_K": 256, "TQ1_0": 256, "TQ2_0": 256}.get(name, 32))
     assert weight.has_mins is (name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"))
     assert weight.has_zeros is (name in TERNARY)
@@ -70,8 +71,10 @@ def test_forms(name: str) -> None:
 def test_memory_is_as_documented(name: str) -> None:
     weight, _ = packed(name, 4, 512)
     bits = {"Q2_K": 10, "Q4_0": 4.5, "Q5_1": 9, "Q5_K": 9, "Q6_K": 9, "Q3_K": 8.0625, "TQ1_0": 4.125, "TQ2_0": 4.125}
+    bits.update(dict.fromkeys(LOOKED_UP, 4.5))
     bits.setdefault(name, 5 if weight.kind is WeightKind.W4 else 8.5)
     assert weight.nbytes * 8 == bits[name] * 4 * 512
+    assert bits[name] <= 0.3 * 16 or name not in LOOKED_UP
 
 
 @pytest.mark.parametrize("kind", gguf.quants._type_traits)

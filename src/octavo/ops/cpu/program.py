@@ -82,7 +82,7 @@ class CpuProgram:
         """The weight in the kernels' layout, made once: a tied head shares the embedding's."""
         if id(weight) not in self._packed:
             sources = [(part.codes, part.scales, part.mins, part.zeros) for part in weight.parts]
-            self._packed[id(weight)] = _native.pack(weight.kind.value, weight.n, weight.k, sources, self._isa)
+            self._packed[id(weight)] = _native.pack(weight.kind.value, weight.n, weight.k, sources, self._isa, weight.table)
             self._keep.append(self._packed[id(weight)])
         return self._packed[id(weight)]
 

@@ -5,8 +5,8 @@ apart): Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q3_K, IQ4_NL, TQ1_0, TQ2_0. The others kee
 integer (Q2_K only the minimum), MXFP4 a power of two that may be below fp16's; ours is that product in fp16, so that a value differs from
 ggml's by at most (|code * scale| + |min|) / 2048 + (|code| + 1) / 2**25.
 
-In memory, bits a weight: 4.1 (w4 in groups of 256: TQ1_0, TQ2_0), 4.5 (w4: Q4_0), 5 (w4 with minimums: Q4_1, Q4_K), 8.1 (w8 in groups of 256:
-Q3_K), 8.5 (w8: Q5_0, Q8_0, IQ4_NL, IQ4_XS, MXFP4), 9 (Q5_1, Q5_K, Q6_K), 10 (Q2_K).
+In memory, bits a weight: 4.1 (w4 in groups of 256: TQ1_0, TQ2_0), 4.5 (w4: Q4_0; t4: IQ4_NL, IQ4_XS, MXFP4), 5 (w4 with
+minimums: Q4_1, Q4_K), 8.1 (w8 in groups of 256: Q3_K), 8.5 (w8: Q5_0, Q8_0), 9 (Q5_1, Q5_K, Q6_K), 10 (Q2_K).
 """
 
 from __future__ import annotations
@@ -58,4 +58,4 @@ def pack_blocks(tensor: StoredTensor, n: int, k: int) -> PackedWeight:
         raise tensor.error("holds scales beyond float16's range") from None
     if not all(np.isfinite(array).all() for array in (part.scales, part.mins) if array is not None):
         raise tensor.error("holds a scale that is not a finite number")
-    return PackedWeight(kind, n, k, (part,))
+    return PackedWeight(kind, n, k, (part,), table=tables.TABLES.get(tensor.dtype))

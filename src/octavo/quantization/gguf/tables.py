@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.ops.packed import WeightKind, WeightPart
-from octavo.quantization.gguf.relay import HALF, PAIR, Array, Packer, chunks, eights, relaid, to_half
+from octavo.quantization.gguf.relay import HALF, PAIR, Array, Packer, eights, relaid, to_half
 
 BLOCKS: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {
@@ -26,29 +26,20 @@ BLOCKS: Mapping[str, np.dtype[Any]] = MappingProxyType(
 )
 
 
-def by_byte(numbers: tuple[int, ...]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """int8 [256] each: what a byte's low nibble stands for, and what its high nibble does."""
-    table, byte = np.array(numbers, np.int8), np.arange(256)
-    return table[byte & 15], table[byte >> 4]
+def levels(*numbers: int) -> NDArray[np.int8]:
+    table = np.array(numbers, np.int8)
+    table.flags.writeable = False
+    return table
 
 
 # Sixteen levels, denser around zero as weights are. MXFP4 is sign, two bits of exponent and one of mantissa: twice 0 0.5 1 1.5 2 3 4 6.
-NON_LINEAR = by_byte((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
-E2M1 = by_byte((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
-
-
-def looked_up(blocks: Array, table: tuple[NDArray[np.int8], NDArray[np.int8]]) -> NDArray[np.int8]:
-    """int8 [N, G, 32]: a group's 16 bytes hold elements 0..15 low and 16..31 high."""
-    groups = blocks["qs"].reshape(blocks.shape[0], -1, 16)
-    codes = np.empty((*groups.shape[:2], 32), np.int8)
-    for rows in chunks(blocks):
-        codes[rows, :, :16] = np.take(table[0], groups[rows], mode="clip")
-        codes[rows, :, 16:] = np.take(table[1], groups[rows], mode="clip")
-    return codes
+NON_LINEAR = levels(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = levels(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+TABLES: Mapping[str, NDArray[np.int8]] = MappingProxyType({"IQ4_NL": NON_LINEAR, "IQ4_XS": NON_LINEAR, "MXFP4": E2M1})
 
 
 def pack_iq4_nl(blocks: Array) -> tuple[WeightKind, WeightPart]:
-    return WeightKind.W8, WeightPart(looked_up(blocks, NON_LINEAR), blocks["d"])
+    return WeightKind.T4, WeightPart(blocks["qs"], blocks["d"])
 
 
 def pack_iq4_xs(blocks: Array) -> tuple[WeightKind, WeightPart]:
@@ -58,13 +49,14 @@ def pack_iq4_xs(blocks: Array) -> tuple[WeightKind, WeightPart]:
     nibbles = np.stack([low & 15, low >> 4], axis=-1).reshape(pairs.shape)
     factors = (nibbles | pairs << 4).view(np.int8) - np.int8(32)
     scales = to_half(blocks["d"].astype(np.float32)[..., None] * factors)
-    return WeightKind.W8, WeightPart(looked_up(blocks, NON_LINEAR), scales.reshape(blocks.shape[0], -1))
+    rows = blocks.shape[0]
+    return WeightKind.T4, WeightPart(blocks["qs"].reshape(rows, -1, 16), scales.reshape(rows, -1))
 
 
 def pack_mxfp4(blocks: Array) -> tuple[WeightKind, WeightPart]:
     """The scale is a power of two, halved because the table holds doubles."""
     scales = to_half(np.ldexp(np.float32(1), blocks["e"].astype(np.int32) - 128))
-    return WeightKind.W8, WeightPart(looked_up(blocks, E2M1), scales)
+    return WeightKind.T4, WeightPart(blocks["qs"], scales)
 
 
 # d * (q - 1) with q = 0, 1 or 2 (TQ2_0 has room for a 3): four bits, and exact.
