@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from octavo.bench.report import Spread, Summary
+from octavo.bench.report import Spread, Summary, totalled
 from octavo.bench.throughput import Generate
 
 
@@ -25,17 +25,5 @@ def measure_latency(prompts: Sequence[list[int]], num_output: int, generate: Gen
     seconds, size = sum(whole), len(prompts) * repeats
     prompt, output = sum(len(p) for p in prompts) * repeats, num_output * size
     per_token = [(b - a) / (num_output - 1) for a, b in zip(first, whole, strict=True)] if num_output > 1 else []
-    return Summary(
-        label=f"batch of {len(prompts)}",
-        seconds=round(seconds, 3),
-        num_requests=size,
-        num_failed=0,
-        num_prompt_tokens=prompt,
-        num_output_tokens=output,
-        requests_per_second=round(size / seconds, 3),
-        output_tokens_per_second=round(output / seconds, 1),
-        total_tokens_per_second=round((prompt + output) / seconds, 1),
-        ttft_ms=Spread.of(first),
-        tpot_ms=Spread.of(per_token),
-        e2e_ms=Spread.of(whole),
-    )
+    spreads = {"ttft_ms": Spread.of(first), "tpot_ms": Spread.of(per_token), "e2e_ms": Spread.of(whole)}
+    return totalled(f"batch of {len(prompts)}", seconds, size, prompt, output, **spreads)

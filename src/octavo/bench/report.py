@@ -104,26 +104,37 @@ class Summary:
         return asdict(self)
 
 
+def totalled(label: str, seconds: float, requests: int, prompt: int, output: int, **more: Any) -> Summary:
+    """A summary whose rates follow from its totals: `requests` that ended well in so many seconds, with their prompt and output tokens."""
+    seconds = max(seconds, 1e-9)
+    figures = {
+        "num_requests": requests,
+        "num_failed": 0,
+        "seconds": round(seconds, 3),
+        "num_prompt_tokens": prompt,
+        "num_output_tokens": output,
+        "requests_per_second": round(requests / seconds, 3),
+        "output_tokens_per_second": round(output / seconds, 1),
+        "total_tokens_per_second": round((prompt + output) / seconds, 1),
+    }
+    return Summary(label=label, **{**figures, **more})
+
+
 def summarise(label: str, run: Run, slo: Slo = Slo()) -> Summary:
     done = [record for record in run.records if record.error is None]
-    prompt = sum(record.num_prompt for record in done)
-    output = sum(record.num_output for record in done)
-    seconds = max(run.seconds, 1e-9)
-    return Summary(
-        label=label,
-        seconds=round(run.seconds, 3),
+    return totalled(
+        label,
+        run.seconds,
+        len(done),
+        sum(record.num_prompt for record in done),
+        sum(record.num_output for record in done),
         num_requests=len(run.records),
         num_failed=len(run.records) - len(done),
-        num_prompt_tokens=prompt,
-        num_output_tokens=output,
-        requests_per_second=round(len(done) / seconds, 3),
-        output_tokens_per_second=round(output / seconds, 1),
-        total_tokens_per_second=round((prompt + output) / seconds, 1),
         ttft_ms=Spread.of(record.stamps[0] - record.began for record in done if record.stamps),
         itl_ms=Spread.of(gap for record in done for gap in _gaps(record)),
         tpot_ms=Spread.of(each for record in done if (each := _per_token(record)) is not None),
         e2e_ms=Spread.of(record.ended - record.began for record in done),
-        goodput=round(sum(slo.met(record) for record in run.records) / seconds, 3) if slo != Slo() else None,
+        goodput=round(sum(slo.met(record) for record in run.records) / max(run.seconds, 1e-9), 3) if slo != Slo() else None,
         errors=list(dict.fromkeys(record.error for record in run.records if record.error))[:3],
         **kv_figures(run.samples),
     )

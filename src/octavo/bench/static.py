@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from octavo.bench.datasets import BenchRequest
-from octavo.bench.report import Spread, Summary
+from octavo.bench.report import Spread, Summary, totalled
 from octavo.bench.throughput import Generate
 
 # Token ids of a prompt.
@@ -32,18 +32,7 @@ def measure_static(requests: Sequence[BenchRequest], generate: Generate, encode:
         on_done(len(group))
     seconds = time.perf_counter() - began
     prompt, output = sum(len(p) for p in prompts), sum(request.num_output for request in requests)
-    return Summary(
-        label=f"static batches of {size}",
-        seconds=round(seconds, 3),
-        num_requests=len(requests),
-        num_failed=0,
-        num_prompt_tokens=prompt,
-        num_output_tokens=output,
-        requests_per_second=round(len(requests) / seconds, 3),
-        output_tokens_per_second=round(output / seconds, 1),
-        total_tokens_per_second=round((prompt + output) / seconds, 1),
-        e2e_ms=Spread.of(ended),
-    )
+    return totalled(f"static batches of {size}", seconds, len(requests), prompt, output, e2e_ms=Spread.of(ended))
 
 
 def padded(ids: list[int], length: int) -> list[int]:
