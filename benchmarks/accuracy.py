@@ -10,13 +10,13 @@ A turn is one assistant message with what went before it, cut to --tokens; only 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from octavo.json_file import whole_values
 from octavo.loader.hf_config import load_hf_config
 from octavo.loader.load import load_weights, open_checkpoint
 from octavo.loader.resolve import ModelSource, resolve_model
@@ -32,19 +32,14 @@ BLOCK = 16
 def conversations(path: Path) -> list[list[str]]:
     """Messages of whole conversations; the file may be cut off in the middle of one."""
     text = path.read_text()
-    decoder, at, found = json.JSONDecoder(), text.index("[") + 1, []
-    while True:
-        while at < len(text) and text[at] in " \r\n\t,":
-            at += 1
-        try:
-            item, at = decoder.raw_decode(text, at)
-        except ValueError:
-            return found
+    found = []
+    for item in whole_values(text, text.index("[") + 1):
         messages = [m["value"] for m in item.get("conversations", []) if m.get("value")]
         if len(messages) >= 2:
             found.append(messages)
         if len(found) >= 2000:
-            return found
+            break
+    return found
 
 
 def turns(path: Path, tokenizer: Tokenizer, count: int, tokens: int) -> list[list[int]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from octavo.errors import ModelFileError
 from octavo.gguf_file import map_file, shown
 
 MOST_JSON_BYTES = 4 << 20
+GAP = re.compile(r"[\s,]*")
 
 
 def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> dict[str, Any]:
@@ -43,6 +46,18 @@ def parse_json(text: bytes, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelFileError(f"{where}: must hold an object, not {type(value).__name__}")
     return value
+
+
+def whole_values(text: str, at: int) -> Iterator[Any]:
+    """The JSON values from a place on, white-space and commas between them, until one is not whole: of a list that was cut off, what is there."""
+    decoder = json.JSONDecoder()
+    while True:
+        gap = GAP.match(text, at)
+        try:
+            value, at = decoder.raw_decode(text, gap.end() if gap else at)
+        except (ValueError, RecursionError):
+            return
+        yield value
 
 
 def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

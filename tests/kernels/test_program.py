@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from toy_models import random_weight
 
 from octavo.config import HFConfig
 from octavo.models import build_model
 from octavo.ops.batch import Batch
 from octavo.ops.cpu.program import CpuProgram
-from octavo.ops.packed import PackedWeight, WeightKind, WeightPart, f32_to_bf16, merge
+from octavo.ops.packed import PackedWeight, merge
 from octavo.runner.reference import ReferenceProgram
 
 BLOCK, VOCAB, BLOCKS = 16, 208, 16
@@ -25,24 +26,6 @@ MIXES = {
     "4 bit": ("w4m",), "4 bit, no minimum": ("w4",), "8 bit": ("w8",), "8 bit, groups of 16": ("w8h",), "bf16": ("bf16",), "f16": ("f16",), "f32": ("f32",),
     "mixed": ("w4m", "w8", "bf16"),
 }  # fmt: skip
-
-
-def random_weight(rng: np.random.Generator, kind: str, n: int, k: int) -> PackedWeight:
-    values = (rng.standard_normal((n, k)) * 0.1).astype(np.float32)
-    if kind == "f32":
-        return PackedWeight(WeightKind.F32, n, k, (WeightPart(values),))
-    if kind == "f16":
-        return PackedWeight(WeightKind.F16, n, k, (WeightPart(values.astype(np.float16)),))
-    if kind == "bf16":
-        return PackedWeight(WeightKind.BF16, n, k, (WeightPart(f32_to_bf16(values)),))
-    group = 16 if kind == "w8h" else 32
-    scales = (rng.random((n, k // group)) * 0.01 + 0.005).astype(np.float16)
-    if kind.startswith("w8"):
-        codes = rng.integers(-127, 128, (n, k // group, group)).astype(np.int8)
-        return PackedWeight(WeightKind.W8, n, k, (WeightPart(codes, (scales * 0.1).astype(np.float16)),))
-    nibbles = rng.integers(0, 256, (n, k // 32, 16)).astype(np.uint8)
-    mins = (scales * np.float16(-7.5)).astype(np.float16) if kind == "w4m" else None
-    return PackedWeight(WeightKind.W4, n, k, (WeightPart(nibbles, scales, mins),))
 
 
 def model_of(mix: tuple[str, ...], seed: int = 0):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import random
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError
+from octavo.json_file import whole_values
 
 _TEXT = (
     "the of and to in is that for it as was with be by on not he this are at from but have an they which one you were all her she there "
@@ -122,13 +122,5 @@ def _entries(path: Path) -> list[Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"dataset_path = {str(path)!r}: {error}") from None
-    decoder, entries = json.JSONDecoder(), []
     at = text.find("[") + 1
-    while at:
-        start = re.compile(r"[\s,]*").match(text, at)
-        try:
-            entry, at = decoder.raw_decode(text, start.end() if start else at)
-        except ValueError:
-            break
-        entries.append(entry)
-    return entries
+    return list(whole_values(text, at)) if at else []

@@ -6,20 +6,19 @@ A file is ShareGPT's JSON (also one that is cut off), JSON lines, or plain text.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError
+from octavo.json_file import whole_values
 
 LEAST_TOKENS = 8  # a text of fewer says little of a model's activations
 MOST_BYTES = 4 << 30
 CHARS_PER_TOKEN = 12  # more than any text has: what is beyond is cut off before it is encoded
 LISTS = ("conversations", "messages")
 TEXTS = ("text", "prompt", "question", "instruction", "value", "content")
-GAP = re.compile(r"[\s,]*")
 
 
 def read_texts(path: Path) -> list[str]:
@@ -32,27 +31,15 @@ def read_texts(path: Path) -> list[str]:
         raise ConfigError(f"calibration = {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
     begin = content.lstrip()[:1]
     if begin == "[":
-        texts = [text_of(entry) for entry in elements(content, content.index("[") + 1)]
+        texts = [text_of(entry) for entry in whole_values(content, content.index("[") + 1)]
     elif begin == "{":
-        texts = [text_of(entry) for entry in elements(content, 0)]
+        texts = [text_of(entry) for entry in whole_values(content, 0)]
     else:
         texts = re.split(r"\n\s*\n", content)
     texts = [text.strip() for text in texts if text.strip()]
     if not texts:
         raise ConfigError(f"calibration = {str(path)!r}: has no texts: neither ShareGPT's JSON, JSON lines nor plain text")
     return texts
-
-
-def elements(content: str, at: int) -> list[Any]:
-    """The whole JSON values from a place on, until one is not whole."""
-    decoder, found = json.JSONDecoder(), list[Any]()
-    while True:
-        gap = GAP.match(content, at)
-        try:
-            value, at = decoder.raw_decode(content, gap.end() if gap else at)
-        except (ValueError, RecursionError):
-            return found
-        found.append(value)
 
 
 def text_of(entry: Any) -> str:

@@ -60,7 +60,7 @@ class KvGroups:
         Together with what it holds they are an upper bound of what it will ever hold at once, and the bound never rises while it runs.
         """
         block_size, num_tokens, num_blocks = self.block_size, len(request.token_ids), len(state.block_tables[0])
-        most_tokens = request.max_num_tokens - 1
+        most_tokens = request.max_num_computed_tokens
         soon = -(-(num_tokens + 1 if num_tokens < most_tokens else most_tokens) // block_size)
         most = -(-most_tokens // block_size)
         sure = self.num_full * (soon - num_blocks)
