@@ -204,19 +204,29 @@ class FrameSplitter:
     def feed(self, data: bytes) -> list[bytes]:
         """The bodies that `data` completes. Raises FrameError when a frame claims more than MAX_FRAME_BYTES."""
         buffer = self._buffer
+        if not buffer:  # the usual case: what comes are whole frames
+            bodies, used = _cut(data)
+            buffer += data[used:]
+            return bodies
         buffer += data
-        bodies = []
-        at, size = 0, len(buffer)
-        while size - at >= 4:
-            length = int.from_bytes(buffer[at : at + 4], "little")
-            if length > MAX_FRAME_BYTES:
-                raise FrameError(f"a frame of {length} bytes: the limit is {MAX_FRAME_BYTES}")
-            if size - at - 4 < length:
-                break
-            bodies.append(bytes(buffer[at + 4 : at + 4 + length]))
-            at += 4 + length
-        del buffer[:at]
+        bodies, used = _cut(buffer)
+        del buffer[:used]
         return bodies
+
+
+def _cut(data: bytes | bytearray) -> tuple[list[bytes], int]:
+    """The bodies of the whole frames that `data` begins with, and how many bytes those frames take."""
+    bodies = []
+    at, size = 0, len(data)
+    while size - at >= 4:
+        length = int.from_bytes(data[at : at + 4], "little")
+        if length > MAX_FRAME_BYTES:
+            raise FrameError(f"a frame of {length} bytes: the limit is {MAX_FRAME_BYTES}")
+        if size - at - 4 < length:
+            break
+        bodies.append(bytes(data[at + 4 : at + 4 + length]))
+        at += 4 + length
+    return bodies, at
 
 
 # --- engine room <-> runner; never crosses a process on one device ---

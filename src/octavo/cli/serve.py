@@ -6,6 +6,7 @@ one imports its server and reads the tokenizer. Knows what to start and what to 
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import time
@@ -95,6 +96,7 @@ async def run(supervisor: Supervisor, source: ModelSource, args: AsyncEngineArgs
             watch.lap("wait for engine")
             host, port = listener.getsockname()[:2]
             click.echo(greeting(ready, args, server_args, host, port, watch))
+            gc.freeze()  # a collection then never looks at the modules and the vocabulary: that would hold up all streams
         await serving
     finally:
         starting.cancel()

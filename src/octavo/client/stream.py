@@ -18,7 +18,7 @@ from octavo.sampling_params import RequestOutputKind
 class OutputStream:
     """Holds what has come since the caller last looked. `put` never waits; `get` does."""
 
-    __slots__ = ("_error", "_family", "_kind", "_last", "_pending", "_waiter")
+    __slots__ = ("_error", "_family", "_kind", "_last", "_loop", "_pending", "_waiter")
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -26,6 +26,7 @@ class OutputStream:
         self._pending: RequestOutput | None = None
         self._last: RequestOutput | None = None
         self._error: OctavoError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # kept: asking for it is a system call
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: RequestOutput | OctavoError) -> None:
@@ -57,7 +58,9 @@ class OutputStream:
         while self._pending is None:
             if self._error is not None:
                 raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()
+            self._waiter = self._loop.create_future()
             await self._waiter
         output = self._last = self._pending
         self._pending = None

@@ -111,7 +111,7 @@ class SocketTransport:
         self.launch()
         loop = asyncio.get_running_loop()
         _, self._stream = await loop.create_unix_connection(_MessageStream, sock=self._socket)
-        first = await self._next()
+        first = await self._checked(await self._stream.receive())
         if not isinstance(first, EngineReady):
             raise await self._ended("it sent outputs before it was ready")
         return first
@@ -121,10 +121,12 @@ class SocketTransport:
             self._stream.write(encode_frame(self._encoder, message))
 
     async def receive(self) -> EngineCoreOutputs:
-        message = await self._next()
-        if not isinstance(message, EngineCoreOutputs):
-            raise await self._ended("it said twice that it was ready")
-        return message
+        assert self._stream is not None, "start() comes first"
+        message = await self._stream.receive()
+        if type(message) is EngineCoreOutputs:
+            return message
+        await self._checked(message)
+        raise await self._ended("it said twice that it was ready")
 
     def kill(self) -> None:
         if self._process is not None:
@@ -136,11 +138,10 @@ class SocketTransport:
             await self._wait(SHUTDOWN_SECONDS)
         await self._ended("closed")
 
-    async def _next(self) -> EngineReady | EngineCoreOutputs:
-        assert self._stream is not None, "start() comes first"
-        message = await self._stream.receive()
+    async def _checked(self, message: ToClient | None) -> EngineReady | EngineCoreOutputs:
+        """The message, if it is none that ends the engine's life. Raises EngineEnded."""
         if message is None:
-            raise await self._ended(self._stream.fault)
+            raise await self._ended(self._stream.fault if self._stream is not None else None)
         if isinstance(message, EngineFailed):
             await self._wait(SHUTDOWN_SECONDS)
             await self._ended(None)
@@ -181,6 +182,7 @@ class _MessageStream(asyncio.Protocol):
         self._splitter = FrameSplitter()
         self._decoder = msgspec.msgpack.Decoder(ToClient)
         self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()  # kept: asking for it is a system call
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
 
@@ -189,7 +191,7 @@ class _MessageStream(asyncio.Protocol):
         while not self._messages:
             if self._closed:
                 return None
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._loop.create_future()
             await self._waiter
         return self._messages.popleft()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ class Metrics:
         lengths = token_buckets(client.max_model_len or 1 << 17)
 
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that began to answer.")
-        self.tokens = _TokenTally(self._model)
+        self.tokens = _Tallies(self._model)
         self._registry.register(self.tokens)
         success = Counter(
             "vllm:request_success", "Finished requests.", ["model_name", "finished_reason"], registry=self._registry
@@ -101,7 +101,6 @@ class Metrics:
         self.output_length = self._histogram("request_generation_tokens", "Generated tokens of a request.", lengths)
         self.params_n = self._histogram("request_params_n", "Parameter n.", N_BUCKETS)
         self.params_max_tokens = self._histogram("request_params_max_tokens", "Parameter max_tokens.", lengths)
-        self.step_tokens = self._histogram("iteration_tokens_total", "Tokens of an engine step.", STEP_BUCKETS)
         self.http = Counter(
             "http_requests", "Answers by route and status.", ["handler", "method", "status"], registry=self._registry
         )
@@ -112,7 +111,7 @@ class Metrics:
 
     def _on_step(self, stats: StepStats) -> None:
         if stats.batch_tokens:
-            self.step_tokens.observe(stats.batch_tokens)
+            self.tokens.steps.observe(stats.batch_tokens)
 
     def _counter(self, name: str, help: str) -> Counter:
         return Counter(f"vllm:{name}", help, ["model_name"], registry=self._registry).labels(self._model)
@@ -148,7 +147,7 @@ class RequestTimer:
         if self._last is None:
             self._begin(output)
         elif num_new_tokens:
-            metrics.tokens.observe_gap(now - self._last)
+            metrics.tokens.gaps.observe(now - self._last)
         self._last = now
         if num_new_tokens:
             self._num_tokens += num_new_tokens
@@ -194,8 +193,27 @@ class RequestTimer:
                 metrics.per_token.observe((last - first) / (self._num_tokens / self._params.n - 1))
 
 
-class _TokenTally(Collector):
-    """What is counted for every token: plain numbers, as the library's locks would cost more than the chunk itself.
+class _Tally:
+    """A histogram in plain numbers. For one thread."""
+
+    def __init__(self, name: str, help: str, buckets: Sequence[float]) -> None:
+        self._name, self._help, self._buckets = f"vllm:{name}", help, buckets
+        self._sum = 0.0
+        self._counts = [0] * (len(buckets) + 1)
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._buckets, value)] += 1
+        self._sum += value
+
+    def metric(self, model: str) -> Metric:
+        family = HistogramMetricFamily(self._name, self._help, labels=["model_name"])
+        bounds = [*map(floatToGoString, self._buckets), "+Inf"]
+        family.add_metric([model], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        return family
+
+
+class _Tallies(Collector):
+    """What is counted for every token and every step: plain numbers, as the library's locks would cost more than the chunk itself.
 
     Written and scraped on the event loop's thread only.
     """
@@ -203,25 +221,15 @@ class _TokenTally(Collector):
     def __init__(self, model: str) -> None:
         self._model = model
         self.num_generated = 0
-        self._sum = 0.0
-        self._counts = [0] * (len(GAP_BUCKETS) + 1)
-
-    def observe_gap(self, seconds: float) -> None:
-        """The time between two outputs of a request."""
-        self._counts[bisect_left(GAP_BUCKETS, seconds)] += 1
-        self._sum += seconds
+        self.gaps = _Tally("inter_token_latency_seconds", "Between tokens of a request.", GAP_BUCKETS)
+        self.steps = _Tally("iteration_tokens_total", "Tokens of an engine step.", STEP_BUCKETS)
 
     def collect(self) -> Iterable[Metric]:
-        labels = ["model_name"]
-        counter = CounterMetricFamily("vllm:generation_tokens", "Generated tokens delivered.", labels=labels)
+        counter = CounterMetricFamily("vllm:generation_tokens", "Generated tokens delivered.", labels=["model_name"])
         counter.add_metric([self._model], self.num_generated)
         yield counter
-        histogram = HistogramMetricFamily(
-            "vllm:inter_token_latency_seconds", "Between tokens of a request.", labels=labels
-        )
-        bounds = [*map(floatToGoString, GAP_BUCKETS), "+Inf"]
-        histogram.add_metric([self._model], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
-        yield histogram
+        yield self.gaps.metric(self._model)
+        yield self.steps.metric(self._model)
 
 
 class _EngineCollector(Collector):
