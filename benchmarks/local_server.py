@@ -16,7 +16,6 @@ from octavo.bench.datasets import BenchRequest
 from octavo.bench.http import Target
 
 ADDRESS = re.compile(r"is served on (http://\S+)")
-START_SECONDS = 300.0
 FIRST_ID = 400  # of random prompts: behind bytes and special tokens
 MB = 1e6
 

@@ -43,11 +43,16 @@ def build(
     runs = SamplingParams(max_tokens=steps + SLACK)
     waits = SamplingParams(max_tokens=cache.longest_sequence(2048, limits.max_model_len) - PROMPT_TOKENS)
     for i in range(batch + num_waiting):
-        prompt = [(i * 7919 + j) % 50_000 for j in range(PROMPT_TOKENS)]
-        core.add(EngineCoreRequest(f"r{i}", prompt, runs if i < batch else waits, [2], [2], float(i)), 0.0)
+        core.add(request(f"r{i}", i, runs if i < batch else waits), 0.0)
     # A guarded request needs its worst case free, which is the whole pool: it waits until all others have ended.
     core.requests[f"r{batch}"].num_preemptions = MAX_PREEMPTIONS
     return core
+
+
+def request(request_id: str, number: int, params: SamplingParams) -> EngineCoreRequest:
+    """The `number`-th to arrive; no two prompts begin alike."""
+    prompt = [(number * 7919 + j) % 50_000 for j in range(PROMPT_TOKENS)]
+    return EngineCoreRequest(request_id, prompt, params, [2], [2], float(number))
 
 
 def answer(plan: SchedulerOutput) -> ModelRunnerOutput:

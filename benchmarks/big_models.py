@@ -1,0 +1,155 @@
+"""Models of known shapes with random weights, loaded and served on this machine: start, memory beside the fp16 size, and speed beside the limit that
+reading the weights sets.
+
+Each is written, served, measured and deleted again; the 7B one needs 6 GB of disk and of memory. A decode step reads all packed weights but the
+embedding, so measured bandwidth / those bytes is the most steps per second at one stream.
+
+    python benchmarks/big_models.py FOLDER [--models llama-3.2-1b:bf16 llama-3.2-1b:gptq qwen2.5-7b:gptq] [--keep] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import make_random
+import numpy as np
+from local_server import MB, LocalServer, Memory, id_requests, started
+
+from octavo.bench.load import closed_loop, model_of
+from octavo.bench.report import Summary, summarise
+
+MODELS = ("llama-3.2-1b:bf16", "llama-3.2-1b:gptq", "qwen2.5-7b:gptq")
+STREAMS = (1, 8, 32)
+PREFILL = 128
+VOCAB = 4096
+THREADS = 2
+TESTED_BYTES = 512 << 20
+LARGE = 2e9  # packed bytes above which fewer tokens are asked for
+
+
+def bandwidth() -> float:
+    """Bytes per second that THREADS cores read together: of five passes over half a gigabyte the fastest."""
+    parts = [np.ones(TESTED_BYTES // THREADS // 8, np.int64) for _ in range(THREADS)]
+    best = float("inf")
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in range(6):
+            began = time.perf_counter()
+            list(pool.map(np.bitwise_or.reduce, parts))
+            best = min(best, time.perf_counter() - began)
+    return TESTED_BYTES / best
+
+
+def breakdown(config: dict[str, Any], quantised: bool) -> dict[str, dict[str, float]]:
+    """Of linears, embedding, head and norms with biases: what they would take in fp16, and what they take with codes and scales as they are kept."""
+    fp16: Counter[str] = Counter()
+    kept: Counter[str] = Counter()
+    for tensor in make_random.tensors(config, quantised):
+        kind = kind_of(tensor)
+        numbers = tensor.count * 32 // make_random.BITS if tensor.name.endswith("qweight") else tensor.count
+        if not tensor.name.endswith(("qzeros", "scales", "g_idx")):
+            fp16[kind] += 2 * numbers
+        if not tensor.name.endswith(("qzeros", "g_idx")):  # zero points in the middle and groups in order are not kept
+            kept[kind] += tensor.nbytes * (2 if kind == "norms and biases" else 1)  # as fp32
+    return {kind: {"fp16": fp16[kind], "kept": kept[kind], "share": kept[kind] / fp16[kind]} for kind in fp16}
+
+
+def kind_of(tensor: make_random.Tensor) -> str:
+    if "embed_tokens" in tensor.name:
+        return "embedding"
+    if "lm_head" in tensor.name:
+        return "head"
+    return "norms and biases" if len(tensor.shape) == 1 and not tensor.name.endswith("g_idx") else "linears"
+
+
+async def speeds(server: LocalServer, is_large: bool) -> dict[str, Any]:
+    name, few = await model_of(server.target), 8 if is_large else 32
+    await closed_loop(server.target, name, id_requests(1, 8, 3, VOCAB, seed=99), 1, gauges=False)
+    figures: dict[str, Any] = {"decode_tokens_per_second": {}}
+    for streams in STREAMS:
+        run = await closed_loop(server.target, name, id_requests(streams, 8, few, VOCAB, seed=streams), streams, gauges=False)
+        figures["decode_tokens_per_second"][streams] = streams / (_checked(summarise("", run)).itl_ms.p50 or 0.0) * 1e3
+    run = await closed_loop(server.target, name, id_requests(2, PREFILL, 2, VOCAB, seed=77), 1, gauges=False)
+    figures["prefill_tokens_per_second"] = PREFILL / (_checked(summarise("", run)).ttft_ms.p50 or 0.0) * 1e3
+    return figures
+
+
+def _checked(summary: Summary) -> Summary:
+    assert not summary.num_failed, summary.errors
+    return summary
+
+
+def measure(folder: Path, shape: str, quantised: bool) -> dict[str, Any]:
+    config = make_random.SHAPES[shape]
+    parts = breakdown(config, quantised)
+    read = sum(part["kept"] for kind, part in parts.items() if kind != "embedding" or config["tie_word_embeddings"])
+    gb_s = bandwidth() / 1e9
+    with started(str(folder), "--kv-cache-memory", "256M", "--max-model-len", "2048") as server:
+        memory = Memory.of(server.engine_pid, server.kv_bytes)
+        api = Memory.of(server.api_pid)
+        figures = asyncio.run(speeds(server, read > LARGE))
+        packed_mb, fp16_mb = server.weights_mb
+        greeting = server.greeting
+        loaded = Memory.of(server.engine_pid, server.kv_bytes)
+    return figures | {
+        "shape": shape, "quantised": quantised, "start_seconds": server.start_seconds, "packed_mb": packed_mb, "fp16_mb": fp16_mb, "parts": parts,
+        "engine_mb": memory.without_pool / MB, "engine_loaded_mb": loaded.without_pool / MB, "of_files_mb": loaded.of_files / MB, "peak_mb": loaded.peak / MB,
+        "api_mb": api.proportional / MB, "read_mb": read / MB, "gb_s": gb_s, "limit": gb_s * 1e9 / read, "greeting": greeting,
+    }  # fmt: skip
+
+
+def report(figures: dict[str, Any]) -> None:
+    kind = "4 bits" if figures["quantised"] else "bf16"
+    share = figures["packed_mb"] / figures["fp16_mb"]
+    print(f"### {figures['shape']}, {kind}\n")
+    print(f"ready in {figures['start_seconds']:.1f} s; weights {figures['packed_mb']:,.0f} MB, in fp16 {figures['fp16_mb']:,.0f} MB ({share:.1%})")
+    print(
+        f"resident: engine {figures['engine_mb']:,.0f} MB when ready, {figures['engine_loaded_mb']:,.0f} MB after the load without KV "
+        f"({figures['of_files_mb']:,.0f} MB of it mapped files), at most {figures['peak_mb']:,.0f} MB; API process {figures['api_mb']:.0f} MB\n"
+    )
+    print("| part | fp16 MB | kept MB | share |\n|---|--:|--:|--:|")
+    total = [sum(part[key] for part in figures["parts"].values()) for key in ("fp16", "kept")]
+    for name, part in [*figures["parts"].items(), ("all", {"fp16": total[0], "kept": total[1], "share": total[1] / total[0]})]:
+        print(f"| {name} | {part['fp16'] / MB:,.1f} | {part['kept'] / MB:,.1f} | {part['share']:.1%} |")
+    limit = figures["limit"]
+    print(f"\nread in a step: {figures['read_mb']:,.0f} MB; memory reads {figures['gb_s']:.1f} GB/s: at most {limit:.1f} steps/s\n")
+    print("| streams | decode tokens/s | steps/s of the limit |\n|--:|--:|--:|")
+    for streams, rate in figures["decode_tokens_per_second"].items():
+        print(f"| {streams} | {rate:.1f} | {rate / streams / limit:.0%} |")
+    print(f"\nprefill of {PREFILL} tokens: {figures['prefill_tokens_per_second']:.1f} tokens/s\n", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the models are written, each in a folder of its own")
+    parser.add_argument("--models", nargs="+", default=MODELS, help="SHAPE:FORMAT")
+    parser.add_argument("--keep", action="store_true", help="do not delete them, and use those that are there")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    measured = []
+    for model in args.models:
+        shape, form = model.split(":")
+        folder = args.folder / f"{shape}-{form}"
+        if not (args.keep and folder.exists()):
+            began = time.perf_counter()
+            make_random.write_model(folder, shape, form == "gptq")
+            print(f"{model}: written in {time.perf_counter() - began:.0f} s", flush=True)
+        try:
+            measured.append(measure(folder, shape, form == "gptq"))
+        finally:
+            if not args.keep:
+                shutil.rmtree(folder)
+        report(measured[-1])
+    if args.json:
+        args.json.write_text(json.dumps(measured, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
