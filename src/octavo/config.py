@@ -79,6 +79,7 @@ class EngineArgs:
     load_format: str = option("auto", "which files to read", choices=("auto", "safetensors", "gguf"))
     dtype: str = option("auto", "arithmetic of unquantised weights; auto: as stored", choices=DTYPES)
     quantization: str | None = option(None, "the checkpoint's format, checked against what its files say; w4 or w8: round a plain one while it is loaded", flags=("-q",))
+    quantize_embeddings: bool = option(True, "hold embedding and output head in 8 bits where a checkpoint of 4-bit layers has them in 16")
     trust_remote_code: bool = option(False, "accepted for models that Octavo implements itself; no remote code is ever run")
     max_model_len: int | None = option(None, "longest prompt plus output in tokens; default: the model's context", low=1)
     block_size: int = option(16, "tokens in a KV block", choices=BLOCK_SIZES)

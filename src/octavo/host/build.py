@@ -57,7 +57,7 @@ def build_engine(args: EngineArgs, model_path: str) -> Built:
     hf = load_hf_config(source)
     model = build_model(hf)
     watch.lap("read configuration")
-    checkpoint = open_checkpoint(source, hf, args.dtype, args.quantization)
+    checkpoint = open_checkpoint(source, hf, args.dtype, args.quantization, args.quantize_embeddings)
     report = load_weights(model, checkpoint, args.num_threads or available_cpus())
     if report.left_out:
         print(f"{args.model}: {len(report.left_out)} tensors are left out ({report.left_out[0]}, ...): only text is served", file=sys.stderr)

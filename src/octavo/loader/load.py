@@ -70,11 +70,13 @@ class LoadReport:
     left_out: tuple[str, ...] = ()
 
 
-def open_checkpoint(source: ModelSource, hf: HFConfig, dtype: str = "auto", quantization: str | None = None) -> FileCheckpoint:
+def open_checkpoint(
+    source: ModelSource, hf: HFConfig, dtype: str = "auto", quantization: str | None = None, rounds_embeddings: bool = False
+) -> FileCheckpoint:
     """The weights of a model on disk, mapped and checked, none of them read yet.
 
     `dtype` is auto (as stored), float32, bfloat16 or float16, for matrices that are not quantised; `quantization` None, or what the files must
-    say. Raises ModelFileError for a fault of the files, ConfigError if an option disagrees with them.
+    say; rounds_embeddings: see `choose_format`. Raises ModelFileError for a fault of the files, ConfigError if an option disagrees with them.
     """
     stored: Tensors
     if source.kind == "gguf":
@@ -82,7 +84,7 @@ def open_checkpoint(source: ModelSource, hf: HFConfig, dtype: str = "auto", quan
     else:
         stored = SafetensorsTensors(source.path)
     tensors = Spelled(stored)
-    name, opened = choose_format(hf, tensors, dtype, quantization)
+    name, opened = choose_format(hf, tensors, dtype, quantization, rounds_embeddings)
     return FileCheckpoint(tensors, opened, name, dtype)
 
 

@@ -77,6 +77,11 @@ class Tensors(Protocol):
 class Format(Protocol):
     """One way of storing weights, opened for one checkpoint."""
 
+    @property
+    def is_four_bit(self) -> bool:
+        """Whether it is a format of safetensors whose layers are stored in 4 bits."""
+        ...
+
     def pack(self, name: str, n: int, k: int) -> PackedWeight:
         """The weights of the module `name`, n output channels of k inputs. Raises ModelFileError naming file and tensor."""
         ...
@@ -109,8 +114,9 @@ def method_config(hf: HFConfig) -> HFConfig:
     return HFConfig(dict(hf.read("quantization_config", dict)), f"{hf.source}: quantization_config")
 
 
-def choose_format(hf: HFConfig, tensors: Tensors, dtype: str, asked: str | None) -> tuple[str, Format]:
+def choose_format(hf: HFConfig, tensors: Tensors, dtype: str, asked: str | None, rounds_embeddings: bool = False) -> tuple[str, Format]:
     """The name and the format of a checkpoint, opened; `asked` (the option `quantization`) must agree with the files, or is what to round them to.
+    rounds_embeddings: of 4-bit checkpoints, embedding and head in 16 bits become 8.
 
     Raises ConfigError naming what the files say and what is supported.
     """
@@ -126,6 +132,8 @@ def choose_format(hf: HFConfig, tensors: Tensors, dtype: str, asked: str | None)
             opened = kind(hf, tensors, dtype)
             if declared(hf) is not None:
                 refuse_plain(hf, tensors)
+            if rounds_embeddings and opened.is_four_bit:
+                opened = importlib.import_module("octavo.quantization.on_load").OnLoadOutside(tensors, opened)
             return name, opened
     raise ConfigError(f"{hf.source}: quantization_config: quant_method = {shown(declared(hf) or '')}: not supported; {supported}")
 

@@ -19,11 +19,14 @@ from octavo.quantization.modules import group_size, refuse_listed, refuse_set
 
 TENSORS = ("qweight", "qzeros", "scales")
 PER_WORD = 8
+MIDDLE = 8  # the zero point of symmetric files, which store it all the same
 # The nibble that holds each of a word's channels.
 NIBBLE_OF = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class AWQ:
+    is_four_bit = True
+
     def __init__(self, hf: HFConfig, tensors: Tensors, dtype: str) -> None:
         self.tensors, self.dtype = tensors, dtype
         config = method_config(hf)
@@ -37,8 +40,7 @@ class AWQ:
         layout = config.read("version", str, config.read("checkpoint_format", str, config.read("format", str, "gemm")))
         if layout.lower() != "gemm":
             raise ConfigError(f"{source}: version = {shown(layout)}: supported is gemm")
-        if not config.read("zero_point", bool, True):
-            raise ConfigError(f"{source}: zero_point = false: not supported")
+        self.zero_point = config.read("zero_point", bool, True)
         refuse_set(config, "dynamic", "rotation", "adapter", "desc_act")
         self.unquantised = config.read("modules_to_not_convert", list, [])
 
@@ -69,7 +71,10 @@ class AWQ:
         def codes(first: int, last: int) -> NDArray[np.uint8]:
             return np.ascontiguousarray(channels(qweight[:, first // PER_WORD : last // PER_WORD]).T)
 
-        matrix = IntegerMatrix(4, n, k, group, codes, scales_of(stored_scales).T, channels(integers_of(stored_zeros, "I32")).T)
+        zeros = channels(integers_of(stored_zeros, "I32"))
+        if not self.zero_point and not (zeros == MIDDLE).all():
+            raise stored_zeros.error("holds zero points off the middle, though the configuration says zero_point = false")
+        matrix = IntegerMatrix(4, n, k, group, codes, scales_of(stored_scales).T, zeros.T)
         try:
             return matrix.pack()
         except ValueError as e:

@@ -32,6 +32,7 @@ class CompressedTensors:
     def __init__(self, hf: HFConfig, tensors: Tensors, dtype: str) -> None:
         self.tensors, self.dtype = tensors, dtype
         self.schemes = read_schemes(method_config(hf))
+        self.is_four_bit = all(scheme.bits == 4 for scheme in self.schemes.groups)
 
     @staticmethod
     def claims(hf: HFConfig, tensors: Tensors) -> bool:

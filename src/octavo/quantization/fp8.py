@@ -22,6 +22,8 @@ TENSORS = ("weight", "weight_scale_inv", "weight_scale", "input_scale")
 
 
 class FP8:
+    is_four_bit = False
+
     def __init__(self, hf: HFConfig, tensors: Tensors, dtype: str) -> None:
         self.tensors, self.dtype = tensors, dtype
         config = method_config(hf)

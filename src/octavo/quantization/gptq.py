@@ -30,6 +30,7 @@ class GPTQ:
         self.bits = config.read("bits", int)
         if self.bits not in (4, 8):
             raise ConfigError(f"{self.source}: bits = {self.bits}: supported are 4, 8")
+        self.is_four_bit = self.bits == 4
         self.group = group_size(config)
         self.sym = config.read("sym", bool, True)
         self.ordered = config.read("desc_act", bool, False)

@@ -8,6 +8,8 @@ from octavo.quantization import Tensors, declared, pack_plain
 
 
 class Plain:
+    is_four_bit = False
+
     def __init__(self, _hf: HFConfig, tensors: Tensors, dtype: str) -> None:
         self.tensors = tensors
         self.dtype = dtype

@@ -1,7 +1,8 @@
-"""Plain checkpoints rounded while they are loaded: the option `quantization` w4 or w8. Round to nearest; nothing is calibrated.
+"""Plain matrices rounded while they are loaded. Round to nearest; nothing is calibrated.
 
-w4: groups of 64 with a scale and a minimum. w8: groups of 32 with a scale. Matrices outside the layers (the embedding, the head), which few weights
-of a large model but many of a small one's quality depend on, are 8 bits in both.
+The option `quantization` w4: groups of 64 with a scale and a minimum; w8: groups of 32 with a scale. Matrices outside the layers (the embedding, the
+head), which few weights of a large model but many of a small one's quality depend on, are 8 bits in both, and so are those of checkpoints that
+store the layers in 4 bits and them in 16: there they would be a third of all bytes of a step.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.ops.packed import GROUP, PackedWeight, WeightKind, WeightPart, pack_nibbles
-from octavo.quantization import StoredTensor, Tensors, plain_values
+from octavo.quantization import PLAIN, Format, StoredTensor, Tensors, plain_values
 
 SCHEMES = ("w4", "w8")
 W4_GROUP = 64
@@ -24,6 +25,8 @@ F32 = NDArray[np.float32]
 
 class OnLoad:
     """A format that rounds what a plain one would give."""
+
+    is_four_bit = False  # nothing is left to round
 
     def __init__(self, tensors: Tensors, scheme: str) -> None:
         self.tensors = tensors
@@ -38,7 +41,33 @@ class OnLoad:
     def rounded(self, stored: StoredTensor, name: str, n: int, k: int) -> PackedWeight:
         """A plain tensor [n, k] of the module `name`."""
         stored.check_shape(n, k)
-        return quantized(stored, n, k, self.scheme if ".layers." in f".{name}" else "w8")
+        return quantized(stored, n, k, "w8" if is_outside_layers(name) else self.scheme)
+
+
+class OnLoadOutside:
+    """A format of 4-bit layers, that rounds plain matrices outside them to 8 bits."""
+
+    is_four_bit = True
+
+    def __init__(self, tensors: Tensors, inner: Format) -> None:
+        self.tensors = tensors
+        self.inner = inner
+
+    def uses(self, name: str) -> tuple[str, ...]:
+        return self.inner.uses(name)
+
+    def pack(self, name: str, n: int, k: int) -> PackedWeight:
+        weight = f"{name}.weight"
+        if not is_outside_layers(name) or self.inner.uses(name) != (weight,) or self.tensors.get(weight).dtype not in PLAIN:
+            return self.inner.pack(name, n, k)
+        stored = self.tensors.get(weight)
+        stored.check_shape(n, k)
+        return quantized(stored, n, k, "w8")
+
+
+def is_outside_layers(name: str) -> bool:
+    """Modules of layers have the layer's number in their names, whatever families call them."""
+    return not any(part.isdigit() for part in name.split("."))
 
 
 def quantized(stored: StoredTensor, n: int, k: int, scheme: str) -> PackedWeight:

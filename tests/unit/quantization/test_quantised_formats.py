@@ -146,13 +146,20 @@ class TestAWQ:
         same(opened(config, store).pack(NAME, 16, 128), m)
 
     @pytest.mark.parametrize(("changes", "match"), [
-        ({"bits": 8}, "bits = 8"), ({"version": "gemv"}, "gemv"), ({"zero_point": False}, "zero_point"), ({"group_size": 20}, "group_size"),
+        ({"bits": 8}, "bits = 8"), ({"version": "gemv"}, "gemv"), ({"zero_point": "no"}, "zero_point"), ({"group_size": 20}, "group_size"),
     ])  # fmt: skip
     def test_configurations_that_are_refused(self, changes: dict, match: str) -> None:
         with pytest.raises(ConfigError, match=match):
             opened(awq(**changes), Store())
 
-    @pytest.mark.parametrize(("changes", "tensor"), [({"group_size": 128}, "qzeros"), ({"modules_to_not_convert": ["q_proj"]}, "qweight")])
+    def test_symmetric(self) -> None:
+        m, store = random_matrix(4, 16, 128, 64, sym=True), Store()
+        put_awq(store, NAME, m)
+        same(opened(awq(zero_point=False), store).pack(NAME, 16, 128), m)
+
+    @pytest.mark.parametrize(("changes", "tensor"), [
+        ({"group_size": 128}, "qzeros"), ({"modules_to_not_convert": ["q_proj"]}, "qweight"), ({"zero_point": False}, "qzeros"),
+    ])  # fmt: skip
     def test_configurations_at_odds_with_the_tensors(self, changes: dict, tensor: str) -> None:
         store = Store()
         put_awq(store, NAME, random_matrix(4, 16, 256, 64, sym=False))
@@ -341,6 +348,40 @@ class TestFP8:
         store.put(f"{NAME}.weight", np.full((16, 64), 0xFF, np.uint8), "F8_E4M3")
         with pytest.raises(ModelFileError, match="NaN"):
             opened(config, store).pack(NAME, 16, 64)
+
+
+class TestEmbeddings:
+    """4-bit checkpoints hold embedding and head plain."""
+
+    @staticmethod
+    def store() -> Store:
+        store = Store()
+        put_gptq(store, NAME, random_matrix(4, 24, 256, 32, sym=True))
+        store.put("lm_head.weight", np.random.default_rng(5).normal(0, 0.1, (40, 256)).astype(np.float16))
+        store.put("model.layers.7.mlp.gate.weight", np.ones((8, 256), np.float16))
+        return store
+
+    @pytest.mark.parametrize("rounds", [True, False])
+    def test_are_rounded_where_asked(self, rounds: bool) -> None:
+        store = self.store()
+        read = choose_format(HFConfig({"quantization_config": gptq()}, "config.json"), store, "auto", None, rounds)[1]
+        head = read.pack("lm_head", 40, 256)
+        assert head.kind is (WeightKind.W8 if rounds else WeightKind.F16)
+        assert read.pack("model.layers.7.mlp.gate", 8, 256).kind is WeightKind.F16
+        assert read.pack(NAME, 24, 256).kind is WeightKind.W4
+        exact = store.tensors["lm_head.weight"].data.view(np.float16).astype(np.float64).reshape(40, 8, 32)
+        off = np.abs(head.dequantize().reshape(exact.shape) - exact)
+        assert (off <= (np.abs(exact).max(axis=-1, keepdims=True) / 127 * 0.52 if rounds else 0)).all()
+
+    def test_of_eight_bits_are_left(self) -> None:
+        store = self.store()
+        config = HFConfig({"quantization_config": gptq(bits=8)}, "config.json")
+        assert choose_format(config, store, "auto", None, True)[1].pack("lm_head", 40, 256).kind is WeightKind.F16
+
+    def test_shape_is_checked(self) -> None:
+        read = choose_format(HFConfig({"quantization_config": gptq()}, "config.json"), self.store(), "auto", None, True)[1]
+        with pytest.raises(ModelFileError, match="'lm_head.weight'.*shape"):
+            read.pack("lm_head", 41, 256)
 
 
 class TestOnLoad:

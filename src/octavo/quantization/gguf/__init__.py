@@ -25,6 +25,8 @@ WIDTH = {name: 256 if name.endswith("_K") or name in ("IQ4_XS", "TQ1_0", "TQ2_0"
 
 
 class GGML:
+    is_four_bit = False
+
     def __init__(self, _hf: HFConfig, tensors: Tensors, dtype: str) -> None:
         self.tensors = tensors
         self.dtype = dtype
