@@ -25,6 +25,11 @@ from local_server import MB, LocalServer, Memory, id_requests, started
 
 from octavo.bench.load import closed_loop, model_of
 from octavo.bench.report import Summary, summarise
+from octavo.config import EngineArgs
+from octavo.loader.hf_config import load_hf_config
+from octavo.loader.load import open_checkpoint
+from octavo.loader.resolve import resolve_model
+from octavo.models import build_model
 
 MODELS = ("llama-3.2-1b:bf16", "llama-3.2-1b:gptq", "qwen2.5-7b:gptq")
 STREAMS = (1, 8, 32)
@@ -47,26 +52,25 @@ def bandwidth() -> float:
     return TESTED_BYTES / best
 
 
-def breakdown(config: dict[str, Any], quantised: bool) -> dict[str, dict[str, float]]:
-    """Of linears, embedding, head and norms with biases: what they would take in fp16, and what they take with codes and scales as they are kept."""
+def breakdown(folder: Path) -> dict[str, dict[str, float]]:
+    """Of linears, embedding and head: bytes that they would take in fp16, and that they take as the loader keeps them. Of the layers, which are all
+    alike, the first is loaded; norms and biases are left out: they are thousandths."""
+    source = resolve_model(str(folder))
+    hf = load_hf_config(source)
+    decoder = build_model(hf)
+    checkpoint = open_checkpoint(source, hf, rounds_embeddings=EngineArgs().quantize_embeddings)
     fp16: Counter[str] = Counter()
     kept: Counter[str] = Counter()
-    for tensor in make_random.tensors(config, quantised):
-        kind = kind_of(tensor)
-        numbers = tensor.count * 32 // make_random.BITS if tensor.name.endswith("qweight") else tensor.count
-        if not tensor.name.endswith(("qzeros", "scales", "g_idx")):
-            fp16[kind] += 2 * numbers
-        if not tensor.name.endswith(("qzeros", "g_idx")):  # zero points in the middle and groups in order are not kept
-            kept[kind] += tensor.nbytes * (2 if kind == "norms and biases" else 1)  # as fp32
+    seen: set[str] = set()
+    for linear in decoder.linears():
+        kind = "embedding" if linear is decoder.embed.table else "head" if linear is decoder.head else "linears"
+        for name, n in zip(linear.names, linear.n_each, strict=True):
+            if name not in seen and (kind != "linears" or ".layers.0." in name):
+                times = len(decoder.blocks) if kind == "linears" else 1
+                fp16[kind] += 2 * n * linear.k * times
+                kept[kind] += checkpoint.packed(name, n, linear.k).nbytes * times
+            seen.add(name)
     return {kind: {"fp16": fp16[kind], "kept": kept[kind], "share": kept[kind] / fp16[kind]} for kind in fp16}
-
-
-def kind_of(tensor: make_random.Tensor) -> str:
-    if "embed_tokens" in tensor.name:
-        return "embedding"
-    if "lm_head" in tensor.name:
-        return "head"
-    return "norms and biases" if len(tensor.shape) == 1 and not tensor.name.endswith("g_idx") else "linears"
 
 
 async def speeds(server: LocalServer, is_large: bool) -> dict[str, Any]:
@@ -88,7 +92,7 @@ def _checked(summary: Summary) -> Summary:
 
 def measure(folder: Path, shape: str, quantised: bool) -> dict[str, Any]:
     config = make_random.SHAPES[shape]
-    parts = breakdown(config, quantised)
+    parts = breakdown(folder)
     read = sum(part["kept"] for kind, part in parts.items() if kind != "embedding" or config["tie_word_embeddings"])
     gb_s = bandwidth() / 1e9
     with started(str(folder), "--kv-cache-memory", "256M", "--max-model-len", "2048") as server:

@@ -98,7 +98,7 @@ def load(model: str) -> Loaded:
     decoder = build_model(hf)
     load_weights(decoder, open_checkpoint(source, hf), available_cpus())
     set_num_threads(available_cpus())
-    weight_bytes = sum(weight.nbytes for linear in decoder.linears() if linear is not decoder.embed for weight in linear.weights)
+    weight_bytes = sum(weight.nbytes for linear in decoder.linears() if linear is not decoder.embed.table for weight in linear.weights)
     blocks = max(BATCHES) * (CONTEXTS[-1] // BLOCK + 1)
     program = CpuProgram(
         decoder, num_blocks=blocks, block_size=BLOCK, kv_dtype="bfloat16", max_tokens=CHUNK, max_rows=max(BATCHES), max_positions=CONTEXTS[-1] + BLOCK
@@ -258,7 +258,7 @@ def prefix(model: str) -> list[Figures]:
         shared = ids(length)
         if shared:
             first_token(shared)
-        spent, cached = zip(*(first_token(shared + ids(PROMPT - length)) for _ in range(3)), strict=True)
+        spent, cached = zip(*(first_token(shared + ids(PROMPT - length)) for _ in range(2)), strict=True)
         rows.append({"shared": length, "cached": cached[-1], "ttft_ms": median(spent) * 1e3})
     for row in rows:
         row["share_of_miss"] = row["ttft_ms"] / rows[0]["ttft_ms"]
