@@ -24,6 +24,7 @@ DEFAULT_MODEL = "smollm2-135m"
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "float32")
+ITL_MULTIPLE = 2.5  # of a step of decodes alone, that a step may take while streams decode
 
 
 def option(
@@ -88,7 +89,8 @@ class EngineArgs:
     kv_cache_dtype: str = option("auto", "auto: float32 for float32 models, else bfloat16", choices=KV_DTYPES)
     gpu_memory_utilization: float = option(0.9, "on a CPU it has no say: see --kv-cache-memory", low=0.0, high=1.0)
     max_num_seqs: int = option(256, "most requests in a step", low=1, high=4096)
-    max_num_batched_tokens: int | None = option(None, "token budget of a step; default 512 on a CPU", low=1, high=1 << 20)
+    max_num_batched_tokens: int | None = option(None, "most tokens in a step; default 512 on a CPU, and fewer while streams decode: see --itl-target-ms", low=1, high=1 << 20)
+    itl_target_ms: float | None = option(None, f"longest gap between tokens of a stream while prompts are computed, in ms; default: {ITL_MULTIPLE} times the gap without prompts; 0: none, and prompts strictly in order", low=0, high=1e6)
     max_num_queued_requests: int = option(1024, "waiting requests beyond which new ones get 503", low=1)
     enable_prefix_caching: bool = option(True, "share the KV blocks of equal prefixes")
     scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=("fcfs", "priority"))
@@ -221,6 +223,7 @@ class SchedulerConfig:
     max_model_len: int
     max_num_queued_requests: int
     policy: str = "fcfs"
+    itl_target_ms: float | None = 0.0  # None: ITL_MULTIPLE times what decodes alone take; 0: none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,6 +324,7 @@ class EngineConfig:
                 max_model_len=max_model_len,
                 max_num_queued_requests=args.max_num_queued_requests,
                 policy=args.scheduling_policy,
+                itl_target_ms=args.itl_target_ms,
             ),
             cache=cache,
             device=DeviceConfig(

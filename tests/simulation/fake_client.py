@@ -48,6 +48,7 @@ class Stream:
     prompt_scores: list[int] = field(default_factory=list)
     has_output: bool = False
     may_fail: bool = False  # a fault was injected into it
+    num_passed_tokens: int = 0  # of later ones that were admitted before it
 
     @property
     def max_num_tokens(self) -> int:

@@ -11,6 +11,7 @@ The two calls `schedule` and `update` are driven as the host does it; time is a 
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,8 +24,10 @@ from fake_runner import FakeRunner, Faults, StepFailed, Violation, first_seen, r
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.core import EngineCore
+from octavo.engine.pace import LEAST_SHARE
 from octavo.engine.request import Request
 from octavo.engine.scheduler import CAUTION_RISE, MAX_PREEMPTIONS
+from octavo.engine.step_time import StepShape
 from octavo.protocol import EngineCoreOutputs, EngineCoreRequest, ErrorKind, ModelRunnerOutput, SchedulerOutput
 from octavo.sampling_params import SamplingParams
 
@@ -71,6 +74,9 @@ class World:
         self.aborts = rng.choice((0.0, 0.05, 0.2))
         self.families = rng.choice((0.0, 0.2, 0.6))
         self.disorder = rng.random() < 0.2  # requests that arrive late, before their elders
+        self.itl_target_ms = rng.choice((0.0, 0.0, None, None, None, 1.0, 10.0, 100.0))
+        self.timing = rng.choice(("modelled", "constant", "wild"))
+        self.step_ms = [rng.choice((0.0, 1.0, rng.random())) for _ in range(5)]  # coefficients of the true step time
         if rng.random() < 0.35:
             self._overrun(rng)
         elif rng.random() < 0.08:
@@ -127,6 +133,7 @@ class World:
             max_model_len=self.max_model_len,
             max_num_queued_requests=self.max_num_queued_requests,
             policy=self.policy,
+            itl_target_ms=self.itl_target_ms,
         )
         cache = CacheConfig(
             block_size=self.block_size,
@@ -356,6 +363,7 @@ class Simulator:
             if not stream.delivered:
                 stream.prompt_scores.clear()
             stream.has_output = False
+            stream.num_passed_tokens = 0
             stream.request = _changed(stream.request, output_token_ids=list(stream.delivered))
             self.core.add(stream.request, self.now)
             if stream.wait_bound is not None:
@@ -439,7 +447,7 @@ class Simulator:
         if result is None:
             outputs = self.core.fail_step(plan, "the device fell over", self.now)
         else:
-            outputs = self.core.update(plan, result, self.now, 0.5)
+            outputs = self.core.update(plan, result, self.now, self._seconds())
         self._check_failures(plan, faults)
         self._receive(outputs)
         self.core.check()
@@ -449,6 +457,15 @@ class Simulator:
         self.trace.append(
             (plan.step, [(s.request_id, s.num_computed_tokens, tuple(map(tuple, s.block_ids))) for s in plan.scheduled])
         )
+
+    def _seconds(self) -> float:
+        """What the clock says that the step took; in a wild world it may say anything."""
+        if self.world.timing == "constant":
+            return 0.5
+        if self.world.timing == "modelled":
+            features = self.core.scheduler.shape.features()
+            return sum(ms * size for ms, size in zip(self.world.step_ms, features, strict=True)) / 1e3
+        return self.rng.choice((0.0, -1.0, math.nan, math.inf, 1e-9, 1e9, self.rng.random(), self.rng.expovariate(100.0)))
 
     def _meanwhile(self) -> None:
         """What comes in while the device computes."""
@@ -488,8 +505,10 @@ class Simulator:
         running = {r.request_id for r in scheduler.running}
         waiting = [r for r in self.core.requests if r not in running]
         admitted = [r for r in ids if r not in before.running]
-        if admitted and waiting:
-            require(max(order[r] for r in admitted) < min(order[r] for r in waiting), f"{admitted} bypass {waiting}")
+        for request_id in admitted:
+            for other_id in waiting:
+                if order[other_id] < order[request_id]:
+                    self._check_passing(request_id, other_id)
         for request in self.core.requests.values():
             require(
                 request.num_preemptions <= world.max_preemptions,
@@ -506,8 +525,47 @@ class Simulator:
                     self.happened["fork behind a window" if is_fork else "hit behind a window"] += 1
         self._check_writes(plan)
         self._check_decodes(plan, before)
+        self._check_pace(plan, before)
         if before.running <= running:  # nobody was preempted: then there are no admissions
-            self._check_conservation(plan, waiting)
+            self._check_conservation(plan, waiting, before)
+
+    def _check_passing(self, request_id: str, passed_id: str) -> None:
+        """A shorter request was admitted before an earlier one: only so many tokens of others, never for want of blocks, never by rank."""
+        passing, passed = self.core.requests[request_id], self.core.requests[passed_id]
+        name = f"{request_id} passes {passed_id}"
+        require(self.world.itl_target_ms != 0, f"{name}, although order is strict")
+        require(passing.num_preemptions == passed.num_preemptions == 0, f"{name}: one of them was preempted")
+        require(passing.num_tokens < passed.num_tokens, f"{name}, which is no longer")
+        stream = self.client.streams[passed_id]
+        if self.world.policy == "priority":
+            require(passing.message.priority == passed.message.priority, f"{name}, which is of another priority")
+        stream.num_passed_tokens += passing.num_tokens
+        require(stream.num_passed_tokens <= passed.num_tokens, f"{name}: {stream.num_passed_tokens} tokens have passed it")
+        if stream.wait_bound is not None:
+            stream.wait_bound += self.client.streams[request_id].max_num_tokens
+        self.happened["passed"] += 1
+
+    def _check_pace(self, plan: SchedulerOutput, before: _Before) -> None:
+        """By what the engine believes of step times, a step in which streams decode ends in time, but for one token."""
+        pace, nothing = self.core.scheduler.pace, StepShape(0, 0, 0, 0)
+        decodes = prompts = nothing
+        longest = num_prompts = 0
+        for s in plan.scheduled:
+            if s.request_id in before.running and len(s.token_ids) == 1 and s.samples:
+                decodes = decodes.with_decode(s.num_computed_tokens)
+            else:
+                prompts = prompts.with_prompt(len(s.token_ids), s.num_computed_tokens)
+                longest = max(longest, s.num_computed_tokens + len(s.token_ids))
+                num_prompts += 1
+        if decodes == nothing or prompts == nothing or pace.itl_target_ms == 0 or before.decodes != decodes.num_decodes:
+            return
+        if pace.target is None:
+            require(not pace.model.is_measured, "no target, although steps were measured")
+            return
+        alone, whole = pace.model.predict(decodes), pace.model.predict(decodes._replace(num_prompt_tokens=prompts.num_prompt_tokens, prompt_reach=prompts.prompt_reach))
+        bound = max(pace.target, (1 + LEAST_SHARE) * alone) + pace.model.prompt_seconds(1, longest + num_prompts)
+        require(whole <= bound * (1 + 1e-9), f"a step of {whole} s where {bound} s are allowed")
+        self.happened["paced"] += 1
 
     def _check_writes(self, plan: SchedulerOutput) -> None:
         """A block that is written has one holder, counted in the block tables, and is not published."""
@@ -537,10 +595,12 @@ class Simulator:
                     f"the decode of {request.request_id} waits for a prompt",
                 )
 
-    def _check_conservation(self, plan: SchedulerOutput, waiting: list[str]) -> None:
-        """Where budget and seats are left and even the worst case of all would fit, nobody waits but for a leader's prompt."""
+    def _check_conservation(self, plan: SchedulerOutput, waiting: list[str], before: _Before) -> None:
+        """Where the pace, budget and seats are left and even the worst case of all would fit, nobody waits but for a leader's prompt."""
         world, scheduler = self.world, self.core.scheduler
         if not waiting or plan.num_tokens == world.max_num_batched_tokens or len(scheduler.running) == world.seats:
+            return
+        if world.itl_target_ms != 0 and before.decodes and not scheduler.allowance.has_room:
             return
         front = scheduler.waiting.peek()
         if front.message.parent_id in scheduler.families:
@@ -637,6 +697,7 @@ class _Before:
     def __init__(self, simulator: Simulator) -> None:
         self.running = {r.request_id for r in simulator.core.scheduler.running}
         self.num_waiting = len(simulator.core.scheduler.waiting)
+        self.decodes = sum(r.num_pending_tokens == 1 for r in simulator.core.scheduler.running)
         self.may_break = bool(simulator.bombs)
 
 

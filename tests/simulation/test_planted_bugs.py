@@ -21,9 +21,11 @@ from octavo.engine import block_pool, policy, scheduler
 from octavo.engine.block_pool import BlockPool
 from octavo.engine.core import EngineCore
 from octavo.engine.kv_groups import KvGroups
+from octavo.engine.pace import Pace
 from octavo.engine.policy import WaitingQueue
 from octavo.engine.request import Request
 from octavo.engine.scheduler import Scheduler
+from octavo.engine.step_time import StepTimeModel
 
 MOST_SEEDS = 150
 
@@ -100,14 +102,23 @@ BUGS = [
     Bug("forked before the prompt is computed", Scheduler, "_find_start", "if member.num_computed_tokens >= most:", "if True:"),
     Bug("forked from one that has left", Scheduler, "_leave", "family.remove(request)", "pass"),
     # order, budget, progress
-    Bug("last come, first served", WaitingQueue, "push", "(request.key, request)", "((0, -request.key[1], -request.key[2]), request)"),
+    Bug("last come, first served", policy, "_key", "return request.key", "return (0, -request.key[1], -request.key[2])"),
     Bug("priorities ignored", policy, "order_key", "message.priority if policy", "0 if policy"),
     Bug("the earliest is preempted", Scheduler, "_make_room", "self._preempt(self.running[-1])", "self._preempt(self.running[0])"),
     Bug("preempted without end", Scheduler, "_admit", "is_guarded = is_guarded or", "is_guarded = False and"),
-    Bug("budget ignored on admission", Scheduler, "_start", "min(request.num_pending_tokens, self.max_num_batched_tokens - plan.num_tokens)", "request.num_pending_tokens"),
-    Bug("decodes not counted in the budget", Scheduler, "_deal_budget", "self.max_num_batched_tokens - pending.count(1)", "self.max_num_batched_tokens"),
+    Bug("budget ignored on admission", Scheduler, "_start", "self.allowance.offer(request.num_pending_tokens, request.num_computed_tokens)", "request.num_pending_tokens"),
+    Bug("decodes not counted in the budget", Pace, "allowance", "self.max_num_tokens - decodes.num_decodes", "self.max_num_tokens"),
     Bug("one seat too many", Scheduler, "_admit", "while self.waiting and len(self.running) < self.max_num_seqs", "while self.waiting and len(self.running) <= self.max_num_seqs"),
-    Bug("decodes stop while a prompt is computed", Scheduler, "_deal_budget", "left -= pending[i]", "left -= pending[i]; pending = [p if p > 1 else 0 for p in pending]"),
+    Bug("decodes stop while a prompt is computed", Scheduler, "_deal_budget", "if prompts:", "pending = [p if p > 1 or not prompts else 0 for p in pending]\n    if prompts:"),
+    Bug("prompts stop while a newcomer is shorter", Pace, "share_out", "shares[0] = allowance.part(FIRST_SHARE).take(pending, computed)", "shares[0] = 0"),
+    Bug("a prompt's first part not counted", Pace, "share_out", "allowance.use(shares[0], computed)", "pass"),
+    Bug("more for prompts than the target leaves", Pace, "allowance", "self.target - alone", "self.target"),
+    Bug("time used on admission not counted", Scheduler, "_start", "self.allowance.use(num_tokens, start.num_computed_tokens)", "pass"),
+    Bug("passed without end", WaitingQueue, "take", "earlier.num_passed_tokens += request.num_tokens", "pass"),
+    Bug("only the front's patience asked", policy, "shortest_that_may_pass", "min(slack, earlier.patience)", "slack"),
+    Bug("passed after a preemption", Request, "patience.fget", "0 if self.num_preemptions else ", ""),
+    Bug("passed by another priority", policy, "shortest_that_may_pass", "request.num_preemptions or request.key[0] != best.key[0]", "request.num_preemptions"),
+    Bug("a wild time believed", StepTimeModel, "observe", "if not 0 < seconds < 1e6:", "if False:"),
     Bug("admission stops for ever", Scheduler, "_admit", "if not self.waiting or", "if self.running or not self.waiting or"),
     Bug("the queue forgets an abort", WaitingQueue, "note_finished", "self._num_finished += 1", "pass"),
     Bug("the queue limit is one too high", EngineCore, "_check", "len(self.requests) >= limit", "len(self.requests) > limit"),

@@ -34,6 +34,8 @@ def test_all_kinds_of_events_happen() -> None:
         "hit",
         "hit behind a window",
         "mangled",
+        "paced",
+        "passed",
         "preemption no. 1",
         "preemption no. 2",
         "refused: context_length",

@@ -113,6 +113,7 @@ class EngineCore:
         """Take the step's result into the books. A result that does not answer the plan fails the whole step."""
         if result.step != plan.step or [s.request_id for s in result.sampled] != [s.request_id for s in plan.scheduled]:
             return self.fail_step(plan, "the runner's result does not answer its plan", now)
+        self.scheduler.pace.model.observe(self.scheduler.shape, step_seconds)
         members = self._settle(plan)
         for request, scheduled, sampled in zip(members, plan.scheduled, result.sampled, strict=True):
             if request.is_finished:

@@ -49,6 +49,7 @@ class Request:
         "num_computed_tokens",
         "num_freed_blocks",
         "num_in_flight_tokens",
+        "num_passed_tokens",
         "num_preemptions",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
@@ -85,6 +86,7 @@ class Request:
         self.block_hashes: list[bytes] = []
 
         self.num_preemptions = 0
+        self.num_passed_tokens = 0  # of later requests, which were admitted before it
         self.num_cached_tokens = 0
         self.scheduled_time: float | None = None
         self.is_known_to_runner = False
@@ -108,6 +110,11 @@ class Request:
     def max_num_computed_tokens(self) -> int:
         """Tokens that will have K and V at most: the very last token is sampled, but nothing is computed from it."""
         return self.max_num_tokens - 1
+
+    @property
+    def patience(self) -> int:
+        """How many tokens of later requests may still be admitted before it: in all, as many as it has itself. After a preemption, none."""
+        return 0 if self.num_preemptions else len(self.token_ids) - self.num_passed_tokens
 
     @property
     def is_finished(self) -> bool:

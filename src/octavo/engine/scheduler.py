@@ -40,14 +40,17 @@ from typing import NamedTuple
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.block_pool import BlockPool, InvariantError, num_blocks_for
 from octavo.engine.kv_groups import KvGroups, Tables, held_blocks
-from octavo.engine.policy import WaitingQueue
+from octavo.engine.pace import Pace
+from octavo.engine.policy import WaitingQueue, shortest_that_may_pass
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.stats import Totals
+from octavo.engine.step_time import StepShape
 from octavo.protocol import BlockCopy, ScheduledRequest, SchedulerOutput
 
 MAX_PREEMPTIONS = 4
 CAUTION_RISE = 0.25  # on each preemption
 CAUTION_DECAY = 0.998  # in each step
+NO_STEP = StepShape(0, 0, 0, 0)
 USED_SHARE_WEIGHT = 0.05  # of the latest request in the moving average
 
 
@@ -72,6 +75,10 @@ class Scheduler:
         self.groups = KvGroups(cache, config.max_num_batched_tokens)
         self.pool = BlockPool(cache.num_blocks, cache.enable_prefix_caching, self.groups.reaches)
         self.totals = totals
+        self.pace = Pace(config.itl_target_ms, config.max_num_batched_tokens)
+        self.allowance = self.pace.allowance(NO_STEP, 0)  # what is left for prompts in the step that is being planned
+        self.is_admitting = True  # as far as memory and leaders went in the last step
+        self.shape = NO_STEP  # of the plan that is being computed
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # by key
         self.families: dict[str, list[Request]] = {}  # running requests by parent_id, in order of admission
@@ -92,10 +99,10 @@ class Scheduler:
             raise InvariantError("a step is in flight")
         plan = SchedulerOutput(step, [], [], [], [], 0)
         self.caution *= CAUTION_DECAY
+        self.shape = NO_STEP
 
         all_placed = self._schedule_running(plan)
-        if all_placed:
-            self._admit(plan, now)
+        self.is_admitting = all_placed and self._admit(plan, now)
 
         if not plan.scheduled:
             return None
@@ -129,14 +136,27 @@ class Scheduler:
         return all_placed
 
     def _deal_budget(self) -> list[tuple[Request, int]]:
-        """Tokens for each running request: one for each decode, the rest to prompts in order."""
+        """Tokens for each running request: one for each decode, and what the pace allows for prompts."""
         pending = [request.num_pending_tokens for request in self.running]
-        left = self.max_num_batched_tokens - pending.count(1)
-        for i, num_tokens in enumerate(pending):
-            if num_tokens > 1:
-                pending[i] = min(num_tokens, left)
-                left -= pending[i]
+        prompts = [i for i, num_tokens in enumerate(pending) if num_tokens > 1]
+        self.allowance = self.pace.allowance(self._decodes(pending), min(self.max_num_seqs, len(pending) + len(self.waiting)))
+        if prompts:
+            sizes = [(pending[i], self.running[i].num_computed_tokens) for i in prompts]
+            for i, share in zip(prompts, self.pace.share_out(self.allowance, sizes, self._newcomers()), strict=True):
+                pending[i] = share
         return list(zip(self.running, pending, strict=True))
+
+    def _decodes(self, pending: list[int]) -> StepShape:
+        """The step's part that is no prompt."""
+        contexts = [request.num_computed_tokens for request, count in zip(self.running, pending, strict=True) if count == 1]
+        return StepShape(len(contexts), sum(contexts), 0, 0)
+
+    def _newcomers(self) -> list[int]:
+        """Lengths of the waiting requests that may be admitted in this step, as far as that is known before."""
+        num_seats = self.max_num_seqs - len(self.running)
+        if num_seats <= 0 or not self.is_admitting or self.pace.is_strict:
+            return []
+        return [request.num_tokens for request in self.waiting.window()[:num_seats]]
 
     def _make_room(self, request: Request, num_tokens: int) -> list[BlockCopy] | None:
         """Blocks for a running request, taken from later ones if need be. None: it must wait for earlier ones to end."""
@@ -198,15 +218,17 @@ class Scheduler:
         plan.block_copies.extend(copies)
         plan.scheduled.append(share)
         plan.num_tokens += num_tokens
+        is_decode = num_tokens == 1 and share.samples
+        self.shape = self.shape.with_decode(start) if is_decode else self.shape.with_prompt(num_tokens, start)
         request.num_in_flight_tokens = num_tokens
         self.in_flight.append(request)
 
     # --- admission ---
 
-    def _admit(self, plan: SchedulerOutput, now: float) -> None:
-        """Admit from the front of the queue while budget, seats and blocks last."""
+    def _admit(self, plan: SchedulerOutput, now: float) -> bool:
+        """Admit from the queue while seats, the pace and blocks last. False if what ended it were blocks, or a leader to wait for."""
         if not self.waiting or len(self.running) >= self.max_num_seqs:
-            return
+            return True
         sure = possible = 0
         owed = self.groups.owed
         for running in self.running:
@@ -214,21 +236,32 @@ class Scheduler:
             sure += own_sure
             possible += own_possible
         is_guarded = any(request.num_preemptions >= MAX_PREEMPTIONS for request in self.running)
-        while self.waiting and len(self.running) < self.max_num_seqs and plan.num_tokens < self.max_num_batched_tokens:
-            request = self.waiting.peek()
+        while self.waiting and len(self.running) < self.max_num_seqs and self.allowance.has_room:
+            request = front = self.waiting.peek()
             is_guarded = is_guarded or request.num_preemptions >= MAX_PREEMPTIONS
             try:
-                start = self._find_start(request)
-                if start is None or not self._finds_room(request, start, sure, possible, is_guarded):
-                    return
+                start = self._find_place(request, sure, possible, is_guarded)
+                if start is None:
+                    return False
+                if not self.pace.is_strict:
+                    # Only while the front would fit as well: nobody is passed for want of blocks.
+                    request = shortest_that_may_pass(self.waiting.window())
+                    place = None if request is front else self._find_place(request, sure, possible, is_guarded)
+                    request, start = (front, start) if place is None else (request, place)
                 self._start(request, start, plan, now)
                 own_sure, own_possible = self.groups.owed(request, request)
                 sure, possible = sure + own_sure, possible + own_possible
             except Exception as error:  # the boundary, as above
                 self._break(request, error)
+        return True
+
+    def _find_place(self, request: Request, sure: int, possible: int, is_guarded: bool) -> Start | None:
+        """Where a waiting request may begin now; None if it must wait for its leader or for blocks."""
+        start = self._find_start(request)
+        return start if start is not None and self._finds_room(request, start, sure, possible, is_guarded) else None
 
     def _finds_room(self, request: Request, start: Start, sure: int, possible: int, is_guarded: bool) -> bool:
-        """Whether the queue's front may begin so, beside running requests that surely need `sure` blocks more and possibly others."""
+        """Whether a waiting request may begin so, beside running requests that surely need `sure` blocks more and possibly others."""
         own_sure, own_possible = self.groups.owed(request, start)
         share = 1.0 if is_guarded else self.caution * self.used_share
         # Lent blocks need no allocating, but cached ones stop being available, and part-filled ones will be copied.
@@ -245,13 +278,14 @@ class Scheduler:
         return num_needed <= self.pool.num_available
 
     def _start(self, request: Request, start: Start, plan: SchedulerOutput, now: float) -> None:
-        """Admit the queue's front, for which there is room, and let it compute."""
+        """Admit a request for which there is room, and let it compute."""
         self._join(request, start, now)
-        num_tokens = min(request.num_pending_tokens, self.max_num_batched_tokens - plan.num_tokens)
+        num_tokens = self.allowance.offer(request.num_pending_tokens, request.num_computed_tokens)
         copies = self._take_blocks(request, num_tokens)
         if copies is None:
             raise InvariantError(f"request {request.request_id} was admitted without enough blocks")
         self._put(request, num_tokens, copies, plan)
+        self.allowance.use(num_tokens, start.num_computed_tokens)
 
     def _find_start(self, request: Request) -> Start | None:
         """The computed tokens that others lend a newcomer. None: it must wait for its leader.
@@ -293,7 +327,7 @@ class Scheduler:
         return Start(tables, num_freed, num_tokens, False)
 
     def _join(self, request: Request, start: Start, now: float) -> None:
-        """The queue's front becomes a running request."""
+        """A waiting request becomes a running one."""
         self.pool.share(held_blocks(start.block_tables, start.num_freed_blocks))
         request.block_tables, request.num_freed_blocks = start.block_tables, start.num_freed_blocks
         request.num_computed_tokens = start.num_computed_tokens
@@ -305,7 +339,7 @@ class Scheduler:
                 self.totals.prefix_queries += request.num_prompt_tokens
                 self.totals.prefix_hits += request.num_cached_tokens
 
-        self.waiting.pop()
+        self.waiting.take(request)
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=_key)
         if request.message.parent_id is not None:

@@ -20,8 +20,14 @@ def finish(queue: WaitingQueue, request: Request) -> None:
     queue.note_finished()
 
 
+def pop(queue: WaitingQueue) -> Request:
+    first = queue.peek()
+    queue.take(first)
+    return first
+
+
 def drain(queue: WaitingQueue) -> list[str]:
-    return [queue.pop().request_id for _ in range(len(queue))]
+    return [pop(queue).request_id for _ in range(len(queue))]
 
 
 def test_first_come_first_served_ignores_priority() -> None:
@@ -50,7 +56,7 @@ def test_who_comes_back_takes_the_old_place() -> None:
     first, second = make(1), make(2)
     queue.push(first)
     queue.push(second)
-    assert queue.pop() is first
+    assert pop(queue) is first
     queue.push(first)
     assert queue.peek() is first and len(queue) == 2
 
@@ -99,7 +105,7 @@ def test_queue_equals_a_sorted_list(operations: list[tuple[str, int]]) -> None:
             model.append(request)
             model.sort(key=lambda r: r.key)
         elif model and operation == "pop":
-            assert queue.pop() is model.pop(0)
+            assert pop(queue) is model.pop(0)
         elif model:
             finish(queue, model.pop(number % len(model)))
         assert len(queue) == len(model)
