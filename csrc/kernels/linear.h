@@ -68,19 +68,40 @@ inline Share share_of(int64_t tiles, int64_t rows, int ith, int nth) {
 inline F load_some(const float* p, int64_t n) { return n >= kLanes ? load(p) : load_n(p, int(n)); }
 inline void store_some(float* p, F v, int64_t n) { n >= kLanes ? store(p, v) : store_n(p, v, int(n)); }
 
+// A whole tile of one epilogue without bias and scale, by far the commonest: what to do is decided outside the rows' loop.
+template <Epilogue kWhich>
+inline void finish_whole(const float* acc, int64_t rows, float* y, int64_t ldy, const float* residual, int64_t ldr) {
+  for (int64_t i = 0; i < rows; ++i, acc += kAccRow, y += ldy) {
+    F v = load(acc);
+    if constexpr (kWhich == Epilogue::add) v = octavo::OCTAVO_NS::add(load(residual), v), residual += ldr;
+    store(y, v);
+  }
+}
+
 // y[.., c ...] from `count` finished tiles, for Epilogue none, add and gelu.
 inline void finish_plain(const LinearArgs& a, const float* acc, int64_t row, int64_t rows, int64_t tile, int count) {
   const int64_t n = a.w->n;
+  const bool simple = a.bias == nullptr && a.scale == 1.0f;
   for (int t = 0; t < count; ++t) {
     const int64_t c = (tile + t) * kLanes, valid = std::min<int64_t>(kLanes, n - c);
+    const float* from = acc + t * kLanes;
+    float* y = a.y + row * a.ldy + c;
+    if (simple && valid == kLanes && a.epilogue == Epilogue::none) {
+      finish_whole<Epilogue::none>(from, rows, y, a.ldy, nullptr, 0);
+      continue;
+    }
+    if (simple && valid == kLanes && a.epilogue == Epilogue::add) {
+      finish_whole<Epilogue::add>(from, rows, y, a.ldy, a.residual + row * a.ldr + c, a.ldr);
+      continue;
+    }
     const F bias = a.bias ? load_some(a.bias + c, valid) : zero();
     for (int64_t i = 0; i < rows; ++i) {
-      F v = load(acc + i * kAccRow + t * kLanes);
+      F v = load(from + i * kAccRow);
       if (a.bias) v = octavo::OCTAVO_NS::add(v, bias);
       if (a.scale != 1.0f) v = mul(v, set1(a.scale));
       if (a.epilogue == Epilogue::add) v = octavo::OCTAVO_NS::add(load_some(a.residual + (row + i) * a.ldr + c, valid), v);
       if (a.epilogue == Epilogue::gelu) v = gelu_tanh(v);
-      store_some(a.y + (row + i) * a.ldy + c, v, valid);
+      store_some(y + i * a.ldy, v, valid);
     }
   }
 }
