@@ -113,6 +113,13 @@ async def test_a_closed_loop_keeps_so_many_open(serve_bytes: Any) -> None:
     assert 3 <= server.most_open <= 4
 
 
+@pytest.mark.parametrize("gauges", [True, False])
+async def test_gauges_are_read_only_if_wanted(serve_bytes: Any, gauges: bool) -> None:
+    async with serve_bytes(STREAM, 0.005) as server:
+        await closed_loop(Target("127.0.0.1", server.port), "m", [BenchRequest("hi", 2)], 1, gauges=gauges)
+    assert any(request.startswith(b"GET /metrics") for request in server.requests) == gauges
+
+
 async def test_an_open_loop_does_not_wait(serve_bytes: Any) -> None:
     async with serve_bytes(STREAM, 0.02) as server:
         run = await open_loop(Target("127.0.0.1", server.port), "m", [BenchRequest("hi", 2)] * 20, 1000.0, 1)

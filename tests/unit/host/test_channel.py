@@ -47,6 +47,15 @@ def test_frames_arrive_whatever_the_pieces(ends):
     assert received == messages
 
 
+@pytest.mark.parametrize("first", range(1, 12))
+def test_pieces_that_end_within_a_frame_lose_nothing(first):
+    bodies = [b"", b"ab", b"cde"]
+    data = b"".join(map(raw, bodies))
+    for second in range(first, len(data)):
+        splitter = FrameSplitter()
+        assert [*splitter.feed(data[:first]), *splitter.feed(data[first:second]), *splitter.feed(data[second:])] == bodies
+
+
 def test_a_message_longer_than_one_read_arrives(ends):
     channel, ours = ends
     message = EngineCoreRequest("r", list(range(100_000)), SamplingParams(seed=5), [], [], 0.0)
