@@ -96,12 +96,12 @@ def measure(folder: Path, shape: str, quantised: bool) -> dict[str, Any]:
     read = sum(part["kept"] for kind, part in parts.items() if kind != "embedding" or config["tie_word_embeddings"])
     gb_s = bandwidth() / 1e9
     with started(str(folder), "--kv-cache-memory", "256M", "--max-model-len", "2048") as server:
-        memory = Memory.of(server.engine_pid, server.kv_bytes)
+        memory = server.engine_memory
         api = Memory.of(server.api_pid)
         figures = asyncio.run(speeds(server, read > LARGE))
         packed_mb, fp16_mb = server.weights_mb
         greeting = server.greeting
-        loaded = Memory.of(server.engine_pid, server.kv_bytes)
+        loaded = server.engine_memory
     return figures | {
         "shape": shape, "quantised": quantised, "start_seconds": server.start_seconds, "packed_mb": packed_mb, "fp16_mb": fp16_mb, "parts": parts,
         "engine_mb": memory.without_pool / MB, "engine_loaded_mb": loaded.without_pool / MB, "of_files_mb": loaded.of_files / MB, "peak_mb": loaded.peak / MB,

@@ -18,7 +18,7 @@ import asyncio
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -31,6 +31,7 @@ from local_server import MB, id_requests, started
 from step_profile import BLOCK, decode_batch, seconds
 
 from octavo import LLM, SamplingParams
+from octavo.bench.http import Target
 from octavo.bench.load import closed_loop, model_of
 from octavo.bench.report import summarise
 from octavo.engine.block_pool import BlockPool, hash_block, hash_root
@@ -56,9 +57,9 @@ VOCAB = 4096  # ids that every model has
 # --- concurrency ---
 
 
-def concurrency(model: str) -> list[Figures]:
+def concurrency(model: str, levels: Sequence[int]) -> list[Figures]:
     with started(model, "--kv-cache-memory", "1G", "--max-num-seqs", "256") as server:
-        rows = asyncio.run(measure_levels(server.target))
+        rows = asyncio.run(measure_levels(server.target, levels))
     columns = {
         "streams": ("streams", "d"), "tokens_per_second": ("output tokens/s", ",.0f"), "itl_ms": ("ITL p50 ms", ".1f"), "itl_p99_ms": ("ITL p99 ms", ".1f"),
         "ttft_ms": ("TTFT p50 ms", ",.0f"), "ttft_p99_ms": ("TTFT p99 ms", ",.0f"),
@@ -67,11 +68,11 @@ def concurrency(model: str) -> list[Figures]:
     return [Figures("concurrency", "Output tokens/s over concurrency", columns, rows, "streams", curves, "output tokens/s")]
 
 
-async def measure_levels(target: Any) -> list[dict[str, Any]]:
+async def measure_levels(target: Target, levels: Sequence[int]) -> list[dict[str, Any]]:
     name = await model_of(target)
     await closed_loop(target, name, id_requests(4, 32, 16, VOCAB, seed=1), 2, gauges=False)
     rows = []
-    for level in LEVELS:
+    for level in levels:
         requests = id_requests(max(4, 2 * level), 32, 48, VOCAB, seed=level + 1)
         summary = summarise("", await closed_loop(target, name, requests, level, gauges=False))
         assert not summary.num_failed, summary.errors
@@ -106,7 +107,7 @@ def load(model: str) -> Loaded:
     return Loaded(program, weight_bytes, decoder.kv_layout.bytes_per_token("bfloat16"))
 
 
-def context(model: str) -> list[Figures]:
+def context(model: str, _: Sequence[int]) -> list[Figures]:
     loaded = load(model)
     rows = [{"context": length, "prefill_s": spent} for length, spent in prefills(loaded.program)]
     fill_pool(loaded.program)
@@ -170,7 +171,7 @@ def decode_seconds(program: CpuProgram, size: int, length: int) -> float:
 # --- the engine room ---
 
 
-def scheduling(_: str) -> list[Figures]:
+def scheduling(*_: object) -> list[Figures]:
     rows: list[dict[str, Any]] = []
     for is_full_of_seats, wait_for in ((True, "a seat"), (False, "memory")):
         for waiting in (10, 100, 1_000, 10_000):
@@ -199,7 +200,7 @@ def queue_us(core: EngineCore, waiting: int) -> float:
     return sum(spent) / len(spent) * 1e6
 
 
-def pool(_: str) -> list[Figures]:
+def pool(*_: object) -> list[Figures]:
     rows = []
     for blocks in POOLS:
         gc.collect()
@@ -239,7 +240,7 @@ def resident() -> int:
 # --- prefix ---
 
 
-def prefix(model: str) -> list[Figures]:
+def prefix(model: str, _: Sequence[int]) -> list[Figures]:
     llm = LLM(model, kv_cache_memory="1G", max_model_len=2048)
     rng = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
@@ -271,7 +272,7 @@ def prefix(model: str) -> list[Figures]:
     return [Figures("prefix", title, columns, rows, "shared", [Curve("ttft_ms", "with a prefix that was computed before")], "milliseconds", "")]
 
 
-PARTS: dict[str, Callable[[str], list[Figures]]] = {
+PARTS: dict[str, Callable[[str, Sequence[int]], list[Figures]]] = {
     "concurrency": concurrency, "context": context, "scheduling": scheduling, "pool": pool, "prefix": prefix,
 }  # fmt: skip
 
@@ -280,13 +281,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=["all", *PARTS], default="all")
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--levels", nargs="+", type=int, default=LEVELS, metavar="N", help="streams at once, for the part concurrency")
     parser.add_argument("--out", type=Path, default=Path("growth"))
     parser.add_argument("--no-plot", action="store_true", help="no pictures: they need matplotlib")
     args = parser.parse_args()
     for name, part in PARTS.items():
         if name in args.parts or "all" in args.parts:
             began = time.perf_counter()
-            figures = part(args.model)
+            figures = part(args.model, args.levels)
             for each in figures:
                 each.save(args.out, not args.no_plot)
             print(f"### {name} ({time.perf_counter() - began:.0f} s)\n\n{figures[0].table()}\n", flush=True)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.bench.datasets import BenchRequest
@@ -52,18 +52,29 @@ class Memory:
         return self.proportional - self.pool
 
     @staticmethod
-    def of(pid: int, pool_bytes: int = 0) -> Memory:
+    def of(pid: int, pool_start: str = "") -> Memory:
         rollup = dict(re.findall(r"^(\w+): +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE))
         peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-        pool = _resident_in_mapping(pid, pool_bytes) if pool_bytes else 0
+        pool = next((each.resident for each in _anonymous(pid) if each.start == pool_start), 0)
         return Memory(int(rollup["Pss"]) * 1024, int(rollup["Pss_File"]) * 1024, int(peak[1]) * 1024 if peak else 0, pool)
 
 
-def _resident_in_mapping(pid: int, size: int) -> int:
-    """Resident bytes of the anonymous mapping that is as large as that, or a little larger."""
-    mapped = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ 0 *\nSize: +(\d+) kB\n(?:.*\n)*?Rss: +(\d+) kB", re.MULTILINE)
-    fitting = [(int(length), int(rss)) for length, rss in mapped.findall(Path(f"/proc/{pid}/smaps").read_text()) if int(length) * 1024 >= size - (1 << 20)]
-    return min(fitting)[1] * 1024 if fitting else 0
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    start: str
+    size: int
+    resident: int
+
+
+def _anonymous(pid: int) -> list[_Mapping]:
+    mapped = re.compile(r"^([0-9a-f]+)-\S+ \S+ \S+ \S+ 0 *\nSize: +(\d+) kB\n(?:.*\n)*?Rss: +(\d+) kB", re.MULTILINE)
+    return [_Mapping(start, int(size) * 1024, int(rss) * 1024) for start, size, rss in mapped.findall(Path(f"/proc/{pid}/smaps").read_text())]
+
+
+def _pool_start(pid: int, size: int) -> str:
+    """Where the KV pool of an engine begins that has not used it yet: of the mappings that could hold it, it is the least resident one."""
+    fitting = [each for each in _anonymous(pid) if each.size >= size - (1 << 20)]
+    return min(fitting, key=lambda each: each.resident).start if fitting else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +86,11 @@ class LocalServer:
     engine_pid: int
     greeting: str
     start_seconds: float
+    pool_start: str
+
+    @property
+    def engine_memory(self) -> Memory:
+        return Memory.of(self.engine_pid, self.pool_start)
 
     @property
     def target(self) -> Target:
@@ -104,7 +120,8 @@ def started(model: str, *options: str) -> Iterator[LocalServer]:
     try:
         greeting, url = _greeted(process)
         seconds = time.perf_counter() - began
-        yield LocalServer(url, process.pid, _child(process.pid), greeting, seconds)
+        server = LocalServer(url, process.pid, _child(process.pid), greeting, seconds, "")
+        yield replace(server, pool_start=_pool_start(server.engine_pid, server.kv_bytes))
     finally:
         process.terminate()
         try:

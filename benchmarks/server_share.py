@@ -87,7 +87,7 @@ async def measure_all(server: LocalServer, args: argparse.Namespace) -> dict[str
 
 
 def memory_of(server: LocalServer) -> dict[str, Memory]:
-    return {"API": Memory.of(server.api_pid), "engine": Memory.of(server.engine_pid, server.kv_bytes)}
+    return {"API": Memory.of(server.api_pid), "engine": server.engine_memory}
 
 
 def report(figures: dict[str, Any], before: dict[str, Memory], after: dict[str, Memory]) -> None:
