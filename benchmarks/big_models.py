@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import shutil
+import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -30,22 +31,24 @@ from octavo.loader.hf_config import load_hf_config
 from octavo.loader.load import open_checkpoint
 from octavo.loader.resolve import resolve_model
 from octavo.models import build_model
+from octavo.ops.cpu.threads import available_cpus
 
 MODELS = ("llama-3.2-1b:bf16", "llama-3.2-1b:gptq", "qwen2.5-7b:gptq")
 STREAMS = (1, 8, 32)
 PREFILL = 128
 VOCAB = 4096
-THREADS = 2
 TESTED_BYTES = 512 << 20
 LARGE = 2e9  # packed bytes above which fewer tokens are asked for
 
 
 def bandwidth() -> float:
-    """Bytes per second that THREADS cores read together: of five passes over half a gigabyte the fastest."""
-    parts = [np.ones(TESTED_BYTES // THREADS // 8, np.int64) for _ in range(THREADS)]
+    """Bytes per second that all cores read together: of some passes over half a gigabyte by numpy the fastest. Kernels that ask for memory ahead of
+    time reach a few percent more."""
+    threads = available_cpus()
+    parts = [np.ones(TESTED_BYTES // threads // 8, np.int64) for _ in range(threads)]
     best = float("inf")
-    with ThreadPoolExecutor(THREADS) as pool:
-        for _ in range(6):
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(20):
             began = time.perf_counter()
             list(pool.map(np.bitwise_or.reduce, parts))
             best = min(best, time.perf_counter() - began)
@@ -94,14 +97,15 @@ def measure(folder: Path, shape: str, quantised: bool) -> dict[str, Any]:
     config = make_random.SHAPES[shape]
     parts = breakdown(folder)
     read = sum(part["kept"] for kind, part in parts.items() if kind != "embedding" or config["tie_word_embeddings"])
-    gb_s = bandwidth() / 1e9
     with started(str(folder), "--kv-cache-memory", "256M", "--max-model-len", "2048") as server:
+        print(f"{shape}: ready in {server.start_seconds:.1f} s", file=sys.stderr, flush=True)
         memory = server.engine_memory
         api = Memory.of(server.api_pid)
         figures = asyncio.run(speeds(server, read > LARGE))
         packed_mb, fp16_mb = server.weights_mb
         greeting = server.greeting
         loaded = server.engine_memory
+        gb_s = bandwidth() / 1e9
     return figures | {
         "shape": shape, "quantised": quantised, "start_seconds": server.start_seconds, "packed_mb": packed_mb, "fp16_mb": fp16_mb, "parts": parts,
         "engine_mb": memory.without_pool / MB, "engine_loaded_mb": loaded.without_pool / MB, "of_files_mb": loaded.of_files / MB, "peak_mb": loaded.peak / MB,
@@ -144,7 +148,7 @@ def main() -> None:
         if not (args.keep and folder.exists()):
             began = time.perf_counter()
             make_random.write_model(folder, shape, form == "gptq")
-            print(f"{model}: written in {time.perf_counter() - began:.0f} s", flush=True)
+            print(f"{model}: written in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
         try:
             measured.append(measure(folder, shape, form == "gptq"))
         finally:
