@@ -43,23 +43,23 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """One step whole: `seconds` of it undisturbed, the figures with a clock around each instruction."""
+    """One step of `tokens` rows in sequences of `length` tokens.
+
+    seconds: of it whole, undisturbed. figures: with a clock around each instruction; rest_seconds: what none of them accounts for, such as the
+    start of threads and Python.
+    """
 
     name: str
     tokens: int
     length: int
     seconds: float
+    rest_seconds: float
     figures: tuple[Figure, ...]
 
     @property
     def limit_seconds(self) -> float:
         """Of one instruction after the other."""
         return sum(figure.limit.seconds for figure in self.figures)
-
-    @property
-    def rest_seconds(self) -> float:
-        """What no instruction accounts for: starting threads, Python."""
-        return max(0.0, self.seconds - sum(figure.seconds for figure in self.figures))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

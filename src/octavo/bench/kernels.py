@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -28,7 +29,16 @@ LEAST_REPEATS, MOST_REPEATS = 3, 50
 CACHES = 3  # copies of a weight are so many times what the last cache holds
 LEAST_BYTES, MOST_COPIES = 96 << 20, 512
 F32 = NDArray[np.float32]
-FIRST_ID = 500  # of the tokens that are computed; which they are has no say
+SOME_IDS = 200  # of the vocabulary, which has more; which tokens are computed has no say
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Seconds of one step with a clock around each instruction: of those, of sampling, and of all between and around them."""
+
+    instructions: list[float]
+    sampling: float
+    rest: float
 
 
 class StepBench:
@@ -43,32 +53,24 @@ class StepBench:
 
     def measure(self, work: Work) -> StepFigures:
         """Once to warm, then about `seconds` of whole steps, and as many with a clock around each instruction."""
-        batch, picked = self.batch(work), _last_rows(work)
+        batch, picked = self.batch(work), last_rows(work)
 
-        def forward() -> None:
+        def step() -> None:
             self._program.forward(batch)
             if work.picked:
                 _greedy(self._program.logits(picked), self._program.isa)
 
-        whole = _timed(forward, self._seconds)
+        whole = _timed(step, self._seconds)
         profile = self._profile(batch, picked, len(whole))
-        return StepFigures(_step_name(work), work.tokens, work.cuts[0].length, median(whole), self._figures(work, profile))
+        rest = median(run.rest for run in profile)
+        return StepFigures(_step_name(work), work.tokens, work.cuts[0].length, median(whole), rest, self._figures(work, profile))
 
     def batch(self, work: Work) -> Batch:
-        """Every sequence and group of layers in blocks of its own; positions are the last ones of each sequence."""
-        program, size = self._program, self._program.block_size
-        columns = -(-max(cut.length for cut in work.cuts) // size)
-        count = self._groups * len(work.cuts) * columns
-        if count > program.num_blocks:
-            raise ConfigError(f"{_step_name(work)}: needs {count} KV blocks, the pool has {program.num_blocks}")
-        table = np.arange(count, dtype=np.int32).reshape(self._groups, len(work.cuts), columns)
-        positions = np.concatenate([np.arange(cut.length - cut.rows, cut.length, dtype=np.int32) for cut in work.cuts])
-        owner = np.repeat(np.arange(len(work.cuts)), [cut.rows for cut in work.cuts])
-        slots = table[:, owner, positions // size] * size + positions % size
-        start = np.cumsum([0, *(cut.rows for cut in work.cuts)]).astype(np.int32)
-        ids = (FIRST_ID + np.arange(len(positions), dtype=np.int32)) % program.vocab_size
-        lengths = np.array([cut.length for cut in work.cuts], np.int32)
-        return Batch(ids, positions, slots.astype(np.int32), start, lengths, table)
+        """As batch_of. Raises ConfigError where the pool is too small for it."""
+        batch = batch_of(work, self._program.block_size, self._groups)
+        if batch.block_table_GSB.size > self._program.num_blocks:
+            raise ConfigError(f"{_step_name(work)}: needs {batch.block_table_GSB.size} KV blocks, the pool has {self._program.num_blocks}")
+        return batch
 
     def _fill(self) -> None:
         """Computes one block and copies it to all others: memory that was never written is one page, and lies in the caches."""
@@ -78,34 +80,34 @@ class StepBench:
             target = range(first, min(first + 4096, blocks))
             self._program.copy_blocks([0] * len(target), target)
 
-    def _profile(self, batch: Batch, picked: I32, repeats: int) -> tuple[list[float], list[float]]:
-        """Seconds of each instruction, and of sampling if there is any: medians."""
+    def _profile(self, batch: Batch, picked: I32, repeats: int) -> list[Run]:
         program = self._program
-        runs: list[list[float]] = []
-        sampled: list[float] = []
+        runs: list[Run] = []
         program.profile(True)
         for _ in range(repeats):
+            began, sampling = time.perf_counter(), 0.0
             program.forward(batch)
             if len(picked):
-                logits = program.logits(picked)
-                began = time.perf_counter()
+                logits, before = program.logits(picked), time.perf_counter()
                 _greedy(logits, program.isa)
-                sampled.append(time.perf_counter() - began)
-            runs.append([seconds for _, seconds in program.take_profile()])
+                sampling = time.perf_counter() - before
+            whole = time.perf_counter() - began
+            spent = [seconds for _, seconds in program.take_profile()]
+            runs.append(Run(spent, sampling, max(0.0, whole - sampling - sum(spent))))
         program.profile(False)
-        return [median(times) for times in zip(*runs, strict=True)], [median(sampled)] if sampled else []
+        return runs
 
-    def _figures(self, work: Work, profile: tuple[list[float], list[float]]) -> tuple[Figure, ...]:
-        shapes, (spent, sampled) = self._program.shapes, profile
+    def _figures(self, work: Work, profile: Sequence[Run]) -> tuple[Figure, ...]:
+        shapes = self._program.shapes
         step_bytes = memory_bytes(shapes, work)
         named: dict[str, list[tuple[Shape, float]]] = {}
-        for shape, seconds in zip(shapes, spent, strict=True):
+        for shape, times in zip(shapes, zip(*(run.instructions for run in profile), strict=True), strict=True):
             if work.picked or not shape.picked:
-                named.setdefault(shape.name, []).append((shape, seconds))
+                named.setdefault(shape.name, []).append((shape, median(times)))
         figures = [self._figure(name, members, work, step_bytes) for name, members in named.items()]
-        cost = sampling_cost(work.picked, self._program.vocab_size)
-        if sampled:
-            figures.append(Figure("sample greedily", work.picked, 1, sampled[0], cost, limit_of(cost, self._peaks, step_bytes)))
+        if work.picked:
+            cost, seconds = sampling_cost(work.picked, self._program.vocab_size), median(run.sampling for run in profile)
+            figures.append(Figure("sample greedily", work.picked, 1, seconds, cost, limit_of(cost, self._peaks, step_bytes)))
         return tuple(sorted(figures, key=lambda figure: -figure.seconds))
 
     def _figure(self, name: str, members: Sequence[tuple[Shape, float]], work: Work, step_bytes: float) -> Figure:
@@ -115,6 +117,18 @@ class StepBench:
         first = members[0][0]
         limit = Limit(sum(each.seconds for each in limits), limits[0].bound)
         return Figure(name, work.picked if first.picked else work.tokens, len(members), sum(s for _, s in members), total, limit)
+
+
+def batch_of(work: Work, block_size: int, groups: int = 1) -> Batch:
+    """Every sequence and group of layers in blocks of its own, from block 0 on; positions are the last ones of each sequence."""
+    columns = -(-max(cut.length for cut in work.cuts) // block_size)
+    table = np.arange(groups * len(work.cuts) * columns, dtype=np.int32).reshape(groups, len(work.cuts), columns)
+    positions = np.concatenate([np.arange(cut.length - cut.rows, cut.length, dtype=np.int32) for cut in work.cuts])
+    owner = np.repeat(np.arange(len(work.cuts)), [cut.rows for cut in work.cuts])
+    slots = table[:, owner, positions // block_size] * block_size + positions % block_size
+    start = np.cumsum([0, *(cut.rows for cut in work.cuts)]).astype(np.int32)
+    lengths = np.array([cut.length for cut in work.cuts], np.int32)
+    return Batch(positions % SOME_IDS, positions, slots.astype(np.int32), start, lengths, table)
 
 
 def works_of(rows: Sequence[int], context: int) -> list[Work]:
@@ -170,7 +184,8 @@ def _step_name(work: Work) -> str:
     return f"prefill of {cut.rows}" + (f" behind {cut.length - cut.rows}" if cut.length > cut.rows else "")
 
 
-def _last_rows(work: Work) -> I32:
+def last_rows(work: Work) -> I32:
+    """Of each sequence its last one, where logits are wanted."""
     ends = np.cumsum([cut.rows for cut in work.cuts]) - 1
     return ends[: work.picked].astype(np.int32)
 

@@ -11,21 +11,27 @@ import re
 import numpy as np
 
 from octavo.errors import ConfigError
-from octavo.ops.packed import GROUP, PackedWeight, WeightKind, WeightPart, f32_to_bf16
+from octavo.ops.packed import GROUP, GROUPED, PackedWeight, WeightKind, WeightPart, f32_to_bf16
 
 FORMS = ("w4", "w4s", "w4g64", "w4g128", "w4gs64", "w4gs128", "w8", "w8c", "t4", "f8", "bf16", "f16", "f32")
 F8_GROUP = 128
 
 
-def random_weight(form: str, n: int, k: int) -> PackedWeight:
-    """n output channels of k inputs. Groups that do not divide k are halved until they do. Raises ConfigError."""
+def kind_of(form: str, n: int, k: int) -> WeightKind:
+    """What is stored of such weights. Raises ConfigError if there is no such form, or not of that shape."""
     if form not in FORMS:
         raise ConfigError(f"kinds = {form!r}: choose from {', '.join(FORMS)}")
-    kind = WeightKind(form if form[0] not in "w" else form[:2])
-    if kind in (WeightKind.F32, WeightKind.F16, WeightKind.BF16):
-        return _plain(kind, n, k)
-    if k % GROUP:
+    kind = WeightKind(form[:2] if form.startswith("w") else form)
+    if kind in GROUPED and k % GROUP:
         raise ConfigError(f"shapes = {n}x{k}: weights of kind {form} have a multiple of {GROUP} inputs")
+    return kind
+
+
+def random_weight(form: str, n: int, k: int) -> PackedWeight:
+    """n output channels of k inputs. Groups that do not divide k are halved until they do. Raises ConfigError as kind_of does."""
+    kind = kind_of(form, n, k)
+    if kind not in GROUPED:
+        return _plain(kind, n, k)
     rng, size = np.random.default_rng(0), _group(form, k)
     scales = rng.uniform(0.01, 0.02, (n, k // size)).astype(np.float16)
     if kind is WeightKind.W8:

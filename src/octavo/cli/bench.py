@@ -210,9 +210,8 @@ def _steps(rows: tuple[int, ...], context: int, seconds: float, args: EngineArgs
     from octavo.bench.programs import build_program
     from octavo.ops.cpu.measure import measure_peaks
 
-    with _progress("model and peaks", 1, "step"):
-        program, longest = build_program(args, rows or ROWS, context)
-        peaks = measure_peaks(program.isa)
+    program, longest = build_program(args, rows or ROWS, context)
+    peaks = measure_peaks(program.isa)
     bench, steps = StepBench(program, peaks, seconds), []
     works = works_of(rows or ROWS, longest)
     with _progress("steps", len(works), "step") as bar:
@@ -232,12 +231,16 @@ def _products(
     from octavo.bench.kernel_report import as_json as json_of
     from octavo.bench.kernel_report import draw_products, peaks_text, products_text
     from octavo.bench.kernels import measure_products
+    from octavo.bench.weights import kind_of
     from octavo.ops.cpu.measure import measure_peaks
     from octavo.ops.cpu.threads import available_cpus, set_num_threads
 
+    kinds, rows = kinds or ("w4", "w8", "bf16"), rows or ROWS
+    for kind in kinds:
+        for n, k in shapes:
+            kind_of(kind, n, k)  # a mistake is told before anything is measured
     set_num_threads(args.num_threads or available_cpus(), args.pin_threads)
     peaks, figures = measure_peaks(args.isa), []
-    kinds, rows = kinds or ("w4", "w8", "bf16"), rows or ROWS
     with _progress("products", len(kinds) * len(shapes) * len(rows), "product") as bar:
         for figure in measure_products(kinds, shapes, rows, peaks, args.isa):
             figures.append(figure)

@@ -142,13 +142,12 @@ def figures() -> tuple[Figure, ...]:
 
 
 def test_a_step_as_text_and_json() -> None:
-    step = StepFigures("decode of 8, 64 tokens each", 8, 64, 4e-3, figures())
-    assert step.rest_seconds == pytest.approx(1e-3)
+    step = StepFigures("decode of 8, 64 tokens each", 8, 64, 4e-3, 1e-3, figures())
     assert step.limit_seconds == pytest.approx(1e-5 + 4e-7)
     lines = step_text(step).splitlines()
     assert lines[0] == "decode of 8, 64 tokens each: 2,000 tokens/s"
     assert lines[3].split() == ["linear", "w4", "100x10", "30", "66.7", "2.000", "50.0%", "0.1", "1.0", "memory", "0.010", "0%"]
-    assert lines[-2].startswith("rest")
+    assert lines[-2].split()[-2:] == ["1.000", "25.0%"]
     assert len({len(line.rstrip()) for line in lines[1:3]}) == 1
     told = json.loads(json.dumps(as_json(PEAKS, [step])))
     assert told["peaks"]["w4"] == 500e9
@@ -166,7 +165,7 @@ def test_products_as_text_and_json() -> None:
 
 def test_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    step = StepFigures("decode of 8", 8, 64, 4e-3, figures())
+    step = StepFigures("decode of 8", 8, 64, 4e-3, 1e-3, figures())
     draw_steps(tmp_path / "steps.png", [step, step])
     draw_products(tmp_path / "products.svg", figures())
     assert (tmp_path / "steps.png").read_bytes()[:4] == b"\x89PNG"
