@@ -24,14 +24,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import scheduler
 from figures import Curve, Figures
 from local_server import MB, id_requests, started
-from step_profile import BLOCK, decode_batch, seconds
 
 from octavo import LLM, SamplingParams
+from octavo.bench.costs import Cut, Work
 from octavo.bench.http import Target
+from octavo.bench.kernels import batch_of, last_rows
 from octavo.bench.load import closed_loop, model_of
 from octavo.bench.report import summarise
 from octavo.engine.block_pool import BlockPool, hash_block, hash_root
@@ -47,6 +47,7 @@ from octavo.ops.cpu.threads import available_cpus, set_num_threads
 LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (1, 8)
+BLOCK = 16  # tokens of a KV block
 CHUNK = 512
 SHARED = (0, 128, 256, 512, 1024, 1536, 1920)
 PROMPT = 2000
@@ -130,11 +131,7 @@ def context(model: str, _: Sequence[int]) -> list[Figures]:
 
 def chunk_batch(start: int, end: int) -> Batch:
     """The tokens start..end of one sequence, those before being cached."""
-    positions = np.arange(start, end, dtype=np.int32)
-    table = np.arange(end // BLOCK + 1, dtype=np.int32)[None]
-    return Batch(
-        positions % 1000 + 500, positions, positions[None], np.array([0, end - start], np.int32), np.array([end], np.int32), table[None]
-    )
+    return batch_of(Work((Cut(end - start, end),), 0), BLOCK)
 
 
 def prefills(program: CpuProgram) -> Iterator[tuple[int, float]]:
@@ -157,8 +154,19 @@ def fill_pool(program: CpuProgram) -> None:
         program.copy_blocks(list(range(blocks)), list(range(copy * blocks, (copy + 1) * blocks)))
 
 
+def seconds(run: Callable[[], object], repeats: int) -> float:
+    """Median of so many runs."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
 def decode_seconds(program: CpuProgram, size: int, length: int) -> float:
-    batch, rows = decode_batch(size, length), np.arange(size, dtype=np.int32)
+    work = Work((Cut(1, length + 1),) * size, size)
+    batch, rows = batch_of(work, BLOCK), last_rows(work)
 
     def step() -> None:
         program.forward(batch)

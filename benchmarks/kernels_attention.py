@@ -1,7 +1,7 @@
 """Speed of the attention and sampling kernels, beside what the machine can do at all.
 
-Prints GFLOP/s of prefill against numpy's matrix product, and GB/s of decode (every byte of K and V counted once) against a
-plain read of memory. Knows no model: shapes are options. Usage: python benchmarks/kernels_attention.py --help
+Prints GFLOP/s of prefill against the peak of fp32 multiply-adds, and GB/s of decode (every byte of K and V counted once) against reading
+memory, both measured on the spot. Knows no model: shapes are options. Usage: python benchmarks/kernels_attention.py --help
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from octavo import _native
+from octavo.ops.cpu.measure import measure_peaks
+from octavo.ops.cpu.threads import set_num_threads
 
 kernels = _native.kernels
 
@@ -29,18 +30,6 @@ def best(fn: Callable[[], object], threads: int, seconds: float = 0.6) -> float:
         fn()
         times.append(clock() - start)
     return min(times)
-
-
-def machine(threads: int) -> tuple[float, float]:
-    """(GFLOP/s of numpy's float32 product, GB/s of reading memory), on all threads (numpy's own must be limited to as many)."""
-    a = np.random.default_rng(0).normal(size=(1024, 1024)).astype(np.float32)
-    flops = 2 * 1024**3 / best(lambda: a @ a, threads)
-    parts = [np.ones(1 << 24, np.int64) for _ in range(threads)]
-    if threads == 1:
-        return flops / 1e9, parts[0].nbytes / best(lambda: np.bitwise_or.reduce(parts[0]), 1) / 1e9
-    with ThreadPoolExecutor(threads) as pool:
-        seconds = best(lambda: list(pool.map(np.bitwise_or.reduce, parts)), threads)
-    return flops / 1e9, sum(p.nbytes for p in parts) / seconds / 1e9
 
 
 def attention(args: argparse.Namespace, isa: str, dtype: str, contexts: list[int], rows: int) -> tuple[float, float]:
@@ -94,10 +83,12 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=49152)
     args = parser.parse_args()
 
-    flops, bandwidth = machine(args.threads)
-    print(f"{args.threads} threads; numpy product {flops:.0f} GFLOP/s, memory read {bandwidth:.1f} GB/s")
+    set_num_threads(args.threads)
+    peaks = measure_peaks(args.isa)
+    flops, bandwidth = peaks.f32 / 1e9, peaks.memory / 1e9
+    print(f"{args.threads} threads; fp32 {flops:.0f} GFLOP/s, memory read {bandwidth:.1f} GB/s")
     print(f"heads {args.heads}, kv heads {args.kv_heads}, head_dim {args.head_dim}, block size {args.block_size}\n")
-    print("| prefill tokens | kv | ms | GFLOP/s | of numpy |\n|---|---|---|---|---|")
+    print("| prefill tokens | kv | ms | GFLOP/s | of fp32 |\n|---|---|---|---|---|")
     for dtype in ("f32", "bf16"):
         for length in (32, 128, 512, 2048):
             seconds, _ = attention(args, args.isa, dtype, [length], length)

@@ -40,7 +40,9 @@ NB_MODULE(_native, m) {
       if (tables[i]->score() > 0) names.emplace_back(tables[i]->name);
     return names;
   }, "Instruction-set variants that run on this machine.");
+  m.def("best_isa", [] { return std::string(best_kernels("").name); }, "The variant that is chosen where none is asked for.");
   bind_linear(m);
   bind_kernels(m);
   bind_program(m);
+  bind_peaks(m);
 }

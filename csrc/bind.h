@@ -9,5 +9,6 @@ namespace octavo {
 void bind_linear(nanobind::module_&);   // packing and products: bind_linear.cpp
 void bind_kernels(nanobind::module_&);  // every other kernel, one by one: bind_kernels.cpp
 void bind_program(nanobind::module_&);  // the traced program: bind_program.cpp
+void bind_peaks(nanobind::module_&);    // the machine's limits: bind_peaks.cpp
 ThreadPool& thread_pool();              // the process's pool, made at first use
 }  // namespace octavo

@@ -223,6 +223,10 @@ struct KernelTable {
   size_t (*sample_scratch)(int64_t vocab);
   void (*sample)(const SampleArgs&, int ith, int nth);
   void (*logprobs)(const LogprobArgs&, int ith, int nth);
+  // The machine's limits, for benchmarks: each thread by itself. Products as a kind's kernel makes them at best, without weights, scales or rows;
+  // returns how many operations those were (a multiply-add is two).
+  double (*peak_products)(WeightKind, int64_t repeats);
+  void (*peak_read)(const float* data, size_t count, size_t ahead);  // reads all; ahead: bytes from which to prefetch, 0: hardware's own
 };
 
 // Each variant is one namespace (OCTAVO_NS) of the same sources; isa.cpp lists them.

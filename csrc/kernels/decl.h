@@ -36,5 +36,7 @@ void attention(const AttentionArgs& args, int ith, int nth);
 size_t sample_scratch(int64_t vocab);
 void sample(const SampleArgs& args, int ith, int nth);
 void logprobs(const LogprobArgs& args, int ith, int nth);
+double peak_products(WeightKind kind, int64_t repeats);
+void peak_read(const float* data, size_t count, size_t ahead);
 
 }  // namespace octavo::OCTAVO_NS

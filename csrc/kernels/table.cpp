@@ -83,6 +83,8 @@ const KernelTable table = {
     sample_scratch,
     sample,
     logprobs,
+    peak_products,
+    peak_read,
 };
 
 }  // namespace octavo::OCTAVO_NS

@@ -184,6 +184,28 @@ def test_throughput_in_this_process() -> None:
     assert summary["num_output_tokens"] == 16
 
 
+def test_kernels_beside_the_machines_limits() -> None:
+    result = octavo("bench", "kernels", "--rows", "2", "--rows", "70", "--context", "80", "--seconds", "0.01", "--json")
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert all(value > 0 for value in told["peaks"].values() if isinstance(value, float))
+    decode, first, later = told["steps"]
+    assert [step["name"] for step in told["steps"]] == ["decode of 2, 80 tokens each", "prefill of 70", "prefill of 70 behind 10"]
+    ops = {op["name"]: op for op in decode["ops"]}
+    assert ops["linear w4 576x576"]["count"] == ops["attention"]["count"] == 30
+    assert ops["linear w4 576x576"]["operations"] == 30 * 2 * 2 * 576 * 576
+    assert ops["linear w8 49152x576"]["rows"] == ops["sample greedily"]["rows"] == 2
+    assert 0 < decode["limit_seconds"] < decode["seconds"]
+    assert "sample greedily" not in {op["name"] for op in first["ops"]}
+    assert later["length"] == 80
+
+
+def test_products_of_given_shapes() -> None:
+    result = octavo("bench", "kernels", "--shapes", "64x96", "--kinds", "w4", "--rows", "1", "--rows", "5")
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[:3] for line in result.stdout.splitlines()[-2:]] == [["w4", "64x96", "1"], ["w4", "64x96", "5"]]
+
+
 def test_pull_prints_where_the_model_is() -> None:
     result = octavo("pull")
     assert result.returncode == 0
@@ -204,6 +226,11 @@ def test_pull_prints_where_the_model_is() -> None:
         ["generate", "--model", "LICENSE", "--prompt", "x"],
         ["bench", "serve", "--url", "gopher://x"],
         ["bench", "serve", "--dataset", "file"],
+        ["bench", "kernels", "--shapes", "64"],
+        ["bench", "kernels", "--shapes", "64x40", "--kinds", "w4"],
+        ["bench", "kernels", "--kinds", "w4"],
+        ["bench", "kernels", "--isa", "z80"],
+        ["bench", "kernels", "--isa", "z80", "--shapes", "64x64"],
         ["chat", "--tokenizer", "nowhere"],
         ["pull", "nowhere"],
     ],

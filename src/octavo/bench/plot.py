@@ -13,13 +13,26 @@ from octavo.errors import ConfigError
 DOTS_PER_INCH = 110
 
 
-def draw(path: Path, runs: Sequence[tuple[Summary, Run]]) -> None:
-    """Writes the picture; its kind is by the file's ending. Raises ConfigError if matplotlib is missing or the file cannot be written."""
+def new_figure(width: float, height: float) -> Any:
+    """An empty picture, in inches. Raises ConfigError if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra: nobody else should pay for its import
     except ImportError:
         raise ConfigError("plot: needs matplotlib: pip install 'octavo[plot]'") from None
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Its kind is by the file's ending. Raises ConfigError if it cannot be written."""
+    try:
+        figure.savefig(path, dpi=DOTS_PER_INCH)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"plot = {str(path)!r}: {error}") from None
+
+
+def draw(path: Path, runs: Sequence[tuple[Summary, Run]]) -> None:
+    """Writes the picture of some runs. Raises ConfigError as `save` does."""
+    figure = new_figure(13, 4.2)
     latency, batch, pool = figure.subplots(1, 3)
     _latency(latency, [summary for summary, _ in runs])
     for summary, run in runs:
@@ -31,10 +44,7 @@ def draw(path: Path, runs: Sequence[tuple[Summary, Run]]) -> None:
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
-    try:
-        figure.savefig(path, dpi=DOTS_PER_INCH)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"plot = {str(path)!r}: {error}") from None
+    save(figure, path)
 
 
 def _latency(axes: Any, summaries: Sequence[Summary]) -> None:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# The steps that are measured decide these.
+SET_BY_KERNELS = ("max_model_len", "kv_cache_memory", "max_num_seqs", "max_num_batched_tokens", "backend")
+ROWS = (1, 8, 32, 512)
+MOST_SIDE = 1 << 20
+
 DATASETS = ("random", "shared-prefix", "sharegpt", "file")
 
 
@@ -173,8 +178,85 @@ def latency(batch_size: tuple[int, ...], input_len: int, output_len: int, repeat
     return _print(summaries, as_json)
 
 
-for _each in (serve, throughput, latency, static):
+@make_command("kernels", "Measure each instruction of a model's steps beside what this machine could do at best, measured on the spot.")
+@click.option("--rows", multiple=True, type=click.IntRange(1), help="tokens of a step: up to 64 are decoded, more are a prompt's; repeatable [default: 1, 8, 32, 512]")
+@click.option("--context", type=click.IntRange(1), default=2048, show_default=True, help="tokens of each sequence, or the model's context if that is less")
+@click.option("--seconds", type=click.FloatRange(0, 60, min_open=True), default=1.0, show_default=True, help="aim for each measurement of a step")
+@click.option("--shapes", multiple=True, metavar="NxK", help="no model: products with random weights of N outputs and K inputs; repeatable")
+@click.option("--kinds", multiple=True, help="of those weights: w4, w8, bf16 and so on; repeatable [default: w4, w8, bf16]")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="draw what is measured beside its limit")
+@click.option("--json", "as_json", is_flag=True, help="print JSON instead of the tables")
+@dataclass_options(EngineArgs, skip=SET_BY_KERNELS)
+def kernels(
+    rows: tuple[int, ...], context: int, seconds: float, shapes: tuple[str, ...], kinds: tuple[str, ...], plot: Path | None, as_json: bool,
+    **values: Any,
+) -> int:  # fmt: skip
+    args = args_from(EngineArgs, values)
+    if shapes:
+        return _products([_shape(text) for text in shapes], kinds, rows, args, plot, as_json)
+    if kinds:
+        raise ConfigError("kinds: goes with --shapes; a model's weights have kinds of their own")
+    return _steps(rows, context, seconds, args, plot, as_json)
+
+
+for _each in (serve, throughput, latency, static, kernels):
     command.add_command(_each)
+
+
+def _steps(rows: tuple[int, ...], context: int, seconds: float, args: EngineArgs, plot: Path | None, as_json: bool) -> int:
+    from octavo.bench.kernel_report import as_json as json_of
+    from octavo.bench.kernel_report import draw_steps, peaks_text, step_text
+    from octavo.bench.kernels import StepBench, works_of
+    from octavo.bench.programs import build_program
+    from octavo.ops.cpu.measure import measure_peaks
+
+    program, longest = build_program(args, rows or ROWS, context)
+    peaks = measure_peaks(program.isa)
+    bench, steps = StepBench(program, peaks, seconds), []
+    works = works_of(rows or ROWS, longest)
+    with _progress("steps", len(works), "step") as bar:
+        for work in works:
+            steps.append(bench.measure(work))
+            bar.update(1)
+    if plot is not None:
+        draw_steps(plot, steps)
+    text = json.dumps(json_of(peaks, steps), indent=1) if as_json else "\n\n".join([peaks_text(peaks), *map(step_text, steps)])
+    click.echo(text)
+    return 0
+
+
+def _products(
+    shapes: list[tuple[int, int]], kinds: tuple[str, ...], rows: tuple[int, ...], args: EngineArgs, plot: Path | None, as_json: bool
+) -> int:
+    from octavo.bench.kernel_report import as_json as json_of
+    from octavo.bench.kernel_report import draw_products, peaks_text, products_text
+    from octavo.bench.kernels import measure_products
+    from octavo.bench.weights import kind_of
+    from octavo.ops.cpu.measure import measure_peaks
+    from octavo.ops.cpu.threads import available_cpus, set_num_threads
+
+    kinds, rows = kinds or ("w4", "w8", "bf16"), rows or ROWS
+    for kind in kinds:
+        for n, k in shapes:
+            kind_of(kind, n, k)  # a mistake is told before anything is measured
+    set_num_threads(args.num_threads or available_cpus(), args.pin_threads)
+    peaks, figures = measure_peaks(args.isa), []
+    with _progress("products", len(kinds) * len(shapes) * len(rows), "product") as bar:
+        for figure in measure_products(kinds, shapes, rows, peaks, args.isa):
+            figures.append(figure)
+            bar.update(1)
+    if plot is not None:
+        draw_products(plot, figures)
+    text = json.dumps(json_of(peaks, products=figures), indent=1) if as_json else f"{peaks_text(peaks)}\n\n{products_text(figures)}"
+    click.echo(text)
+    return 0
+
+
+def _shape(text: str) -> tuple[int, int]:
+    n, _, k = text.partition("x")
+    if not (n.isdecimal() and k.isdecimal() and 0 < int(n) <= MOST_SIDE and 0 < int(k) <= MOST_SIDE):
+        raise ConfigError(f"shapes = {text!r}: must be NxK, such as 576x1536: outputs and inputs, each at most {MOST_SIDE}")
+    return int(n), int(k)
 
 
 def _llm(args: EngineArgs) -> LLM:
@@ -217,10 +299,10 @@ def _requests(values: dict[str, Any]) -> list[BenchRequest]:
     return datasets.random_requests(count or 96, prompt, output, seed)
 
 
-def _progress(label: str, total: int) -> Any:
+def _progress(label: str, total: int, unit: str = "request") -> Any:
     from tqdm import tqdm
 
-    return tqdm(total=total, desc=label, unit="request", dynamic_ncols=True, leave=False)
+    return tqdm(total=total, desc=label, unit=unit, dynamic_ncols=True, leave=False)
 
 
 def _print(summaries: list[Summary], as_json: bool) -> int:

@@ -12,6 +12,7 @@ from octavo import _native
 from octavo.errors import ConfigError
 from octavo.ops.batch import Batch, KvLayout
 from octavo.ops.cpu.plan import Planner
+from octavo.ops.cpu.shapes import Shape, shape_of
 from octavo.ops.cpu.steps import Place, Plan, QuantPlace, Routing, Step
 from octavo.ops.cpu.trace import Kind, trace
 from octavo.ops.packed import PackedWeight
@@ -34,9 +35,7 @@ class CpuProgram:
     def __init__(
         self, model: Any, *, num_blocks: int, block_size: int, kv_dtype: str, max_tokens: int, max_rows: int, max_positions: int, isa: str = ""
     ) -> None:
-        runs_here = {*_native.isa_names(), "portable16"}  # the last is for tests: never chosen, never faster
-        if isa and isa not in runs_here:
-            raise ConfigError(f"isa = {isa!r}: this machine runs {', '.join(sorted(runs_here))}")
+        check_isa(isa)
         layout: KvLayout = model.kv_layout
         self.kv = _native.KvPool(layout.num_layers, num_blocks, block_size, layout.num_kv_heads, layout.head_dim, kv_dtype)
         self.max_rows = max_rows
@@ -45,6 +44,10 @@ class CpuProgram:
         self._isa = isa
         nodes, _, logits = trace(model, max_positions)
         plan = Planner(nodes, logits).plan(max_tokens, max_rows)
+        self.kv_layout = layout
+        self.kv_bytes = 4 if kv_dtype == "float32" else 2  # of a number in the cache
+        self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, model.vocab_size
+        self.shapes: tuple[Shape, ...] = ()  # of its instructions, in order
         self._native = self._assemble(plan, max_tokens, max_rows, model.vocab_size, len(layout.windows))
         self._packed.clear()  # keyed by the identity of weights that may be gone from now on
         self.isa: str = self._native.isa
@@ -68,7 +71,7 @@ class CpuProgram:
         self._native.profile(on)
 
     def take_profile(self) -> list[tuple[str, float]]:
-        """(instruction, seconds since the last call) in order of execution."""
+        """(instruction, seconds since the last call) in order of execution, one for each of `shapes`."""
         return list(self._native.take_profile())
 
     def _assemble(self, plan: Plan, max_tokens: int, max_rows: int, vocab: int, groups: int) -> Any:
@@ -76,6 +79,7 @@ class CpuProgram:
         for step in plan.steps:
             getattr(self, f"_{step.op}")(native, step)
         native.finish()
+        self.shapes = tuple(shape_of(step, self._packed_bytes(step), self.kv_layout, self.kv_bytes) for step in plan.steps)
         return native
 
     def _weight(self, weight: PackedWeight) -> Any:
@@ -85,6 +89,10 @@ class CpuProgram:
             self._packed[id(weight)] = _native.pack(weight.kind.value, weight.n, weight.k, sources, self._isa, weight.table)
             self._keep.append(self._packed[id(weight)])
         return self._packed[id(weight)]
+
+    def _packed_bytes(self, step: Step) -> list[int]:
+        weights = step.experts[0] if step.experts else () if step.weight is None else (step.weight,)
+        return [self._weight(weight).nbytes for weight in weights]
 
     def _array(self, array: NDArray[np.float32] | None) -> F32:
         """A copy that lives as long as the program: a view would keep the whole mapped file."""
@@ -183,6 +191,13 @@ class CpuProgram:
         moe = step.node.moe
         assert moe is not None and step.y is not None
         native.combine(_ref(step.x), _ref(step.y), _ref(step.b), step.y.width, moe.top_k, _routing(step.routing))
+
+
+def check_isa(isa: str) -> None:
+    """Raises ConfigError for a variant that does not run here; "" is the best that does."""
+    runs_here = {*_native.isa_names(), "portable16"}  # the last is for tests: never chosen, never faster
+    if isa and isa not in runs_here:
+        raise ConfigError(f"isa = {isa!r}: this machine runs {', '.join(sorted(runs_here))}")
 
 
 def _ref(place: Place | None) -> tuple[int, int]:

@@ -1,0 +1,155 @@
+"""Kernels beside the machine's limits as tables for people, JSON for scripts, and a picture. Measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.bench.costs import Cost, Limit
+from octavo.bench.plot import new_figure, save
+from octavo.ops.cpu.peaks import Peaks
+
+GIGA = 1e-9
+STEP_HEAD = ("", "times", "us each", "ms", "of step", "GB/s", "Gop/s", "limit by", "ms at best", "of limit")
+PRODUCT_HEAD = ("", "rows", "us", "GB/s", "Gop/s", "limit by", "us at best", "of limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Instructions of one name in one step: `count` of them, `seconds` and `cost` of all together."""
+
+    name: str
+    rows: int
+    count: int
+    seconds: float
+    cost: Cost
+    limit: Limit
+
+    @property
+    def share(self) -> float:
+        """Of the limit that was reached."""
+        return self.limit.seconds / self.seconds if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name, "rows": self.rows, "count": self.count, "seconds": self.seconds, "operations": self.cost.operations,
+            "memory_bytes": self.cost.memory_bytes, "cache_bytes": self.cost.cache_bytes, "limit_seconds": self.limit.seconds,
+            "bound": self.limit.bound.value, "share": self.share,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """One step of `tokens` rows in sequences of `length` tokens.
+
+    seconds: of it whole, undisturbed. figures: with a clock around each instruction; rest_seconds: what none of them accounts for, such as the
+    start of threads and Python.
+    """
+
+    name: str
+    tokens: int
+    length: int
+    seconds: float
+    rest_seconds: float
+    figures: tuple[Figure, ...]
+
+    @property
+    def limit_seconds(self) -> float:
+        """Of one instruction after the other."""
+        return sum(figure.limit.seconds for figure in self.figures)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name, "tokens": self.tokens, "length": self.length, "seconds": self.seconds,
+            "limit_seconds": self.limit_seconds, "rest_seconds": self.rest_seconds, "ops": [figure.as_dict() for figure in self.figures],
+        }  # fmt: skip
+
+
+def peaks_text(peaks: Peaks) -> str:
+    """What the machine does at most, in a few lines."""
+    cache = "" if peaks.cache is None else f", L3 {peaks.cache * GIGA:.1f} GB/s"
+    return (
+        f"{peaks.isa}, {peaks.num_threads} threads, at most:\n"
+        f"  products: fp32 {peaks.f32 * GIGA:.0f}, bf16 {peaks.bf16 * GIGA:.0f}, 4-bit {peaks.w4 * GIGA:.0f}, 8-bit {peaks.w8 * GIGA:.0f} Gop/s\n"
+        f"  reading: memory {peaks.memory * GIGA:.1f} GB/s (small pages {peaks.memory_small_pages * GIGA:.1f}){cache}"
+    )
+
+
+def step_text(step: StepFigures) -> str:
+    """A step's instructions, those that take most first."""
+    rows = [
+        (
+            f.name, str(f.count), f"{f.seconds / f.count * 1e6:.1f}", f"{f.seconds * 1e3:.3f}", f"{f.seconds / step.seconds:.1%}",
+            f"{f.cost.bytes / f.seconds * GIGA:.1f}", f"{f.cost.operations / f.seconds * GIGA:.1f}", f.limit.bound.value,
+            f"{f.limit.seconds * 1e3:.3f}", f"{f.share:.0%}",
+        )
+        for f in step.figures
+    ]  # fmt: skip
+    rest = step.rest_seconds
+    rows.append(("rest: start of threads, Python", "", "", f"{rest * 1e3:.3f}", f"{rest / step.seconds:.1%}", "", "", "", "", ""))
+    whole = (f"{step.seconds * 1e3:.3f}", "100.0%", "", "", "", f"{step.limit_seconds * 1e3:.3f}", f"{step.limit_seconds / step.seconds:.0%}")
+    rows.append(("whole step", "", "", *whole))
+    return f"{step.name}: {step.tokens / step.seconds:,.0f} tokens/s\n{_aligned((STEP_HEAD, *rows))}"
+
+
+def products_text(figures: Sequence[Figure]) -> str:
+    """One line for each kind, shape and number of rows."""
+    rows = [
+        (
+            f.name, str(f.rows), f"{f.seconds * 1e6:.1f}", f"{f.cost.bytes / f.seconds * GIGA:.1f}", f"{f.cost.operations / f.seconds * GIGA:.1f}",
+            f.limit.bound.value, f"{f.limit.seconds * 1e6:.1f}", f"{f.share:.0%}",
+        )
+        for f in figures
+    ]  # fmt: skip
+    return _aligned((PRODUCT_HEAD, *rows))
+
+
+def as_json(peaks: Peaks, steps: Sequence[StepFigures] = (), products: Sequence[Figure] = ()) -> dict[str, Any]:
+    """All figures, in seconds, bytes and operations."""
+    told: dict[str, Any] = {"peaks": asdict(peaks)}
+    if steps:
+        told["steps"] = [step.as_dict() for step in steps]
+    if products:
+        told["products"] = [figure.as_dict() for figure in products]
+    return told
+
+
+def draw_steps(path: Path, steps: Sequence[StepFigures]) -> None:
+    """Bars of what each step's instructions take, the part that the limit explains darker. Raises ConfigError as plot.save does."""
+    figure = new_figure(4.4 * len(steps), 4.6)
+    for axes, step in zip(figure.subplots(1, len(steps), squeeze=False)[0], steps, strict=True):
+        names = [f.name for f in step.figures]
+        axes.barh(names, [f.seconds * 1e3 for f in step.figures], color="tab:blue", alpha=0.35, label="measured")
+        axes.barh(names, [f.limit.seconds * 1e3 for f in step.figures], color="tab:blue", height=0.4, label="limit")
+        axes.invert_yaxis()
+        axes.set(title=f"{step.name}\n{step.limit_seconds / step.seconds:.0%} of the limit", xlabel="milliseconds")
+        axes.tick_params(axis="y", labelsize="x-small")
+        axes.grid(alpha=0.3, axis="x")
+    figure.axes[0].legend(fontsize="small", loc="lower right")
+    save(figure, path)
+
+
+def draw_products(path: Path, figures: Sequence[Figure]) -> None:
+    """The share of the limit over the number of rows, a line for each kind and shape. Raises ConfigError as plot.save does."""
+    figure = new_figure(7, 4.6)
+    axes = figure.subplots()
+    for name in dict.fromkeys(f.name for f in figures):
+        own = [f for f in figures if f.name == name]
+        axes.plot([f.rows for f in own], [f.share for f in own], "o-", label=name)
+    axes.set(title="Products beside the machine's limit", xlabel="rows", ylabel="share of the limit", xscale="log", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="x-small")
+    save(figure, path)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]) for row in rows
+    ]
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join(lines)
