@@ -161,6 +161,8 @@ class StepStats(msgspec.Struct, array_like=True):
     generation_tokens: int
     batch_tokens: int  # of this step
     step_seconds: float  # of this step
+    itl_target: float = 0.0  # seconds that the last step in which streams decode was to take at most; 0: none
+    step_model: list[float] = []  # coefficients of engine/step_time, in seconds; empty before the first step
 
 
 class EngineCoreOutputs(_Message):

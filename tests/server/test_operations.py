@@ -216,6 +216,9 @@ async def test_metrics_of_the_engine(served: Served) -> None:
     assert samples["vllm:prefix_cache_queries_total"] == 100 and samples["vllm:prefix_cache_hits_total"] == 25
     assert samples["vllm:num_preemptions_total"] == 2
     assert samples["vllm:iteration_tokens_total_count"] == 4
+    assert samples["octavo:itl_target_seconds"] == 0.05
+    parts = {key.split("part=")[1].rstrip("]"): value for key, value in samples.items() if "part=" in key}
+    assert parts == {"base": 0.003, "decode": 0.001, "decode_context": 0.002, "prompt_token": 0.0007, "prompt_context": 0.0006}
     [info] = [key for key in samples if key.startswith("vllm:cache_config_info")]
     assert "[block_size=16]" in info
     served.engine.release()

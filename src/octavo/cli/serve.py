@@ -19,7 +19,7 @@ import click
 
 from octavo.cli.options import NOT_OURS, args_from, dataclass_options
 from octavo.cli.options import command as make_command
-from octavo.config import AsyncEngineArgs, ServerArgs
+from octavo.config import ITL_MULTIPLE, AsyncEngineArgs, ServerArgs
 
 if TYPE_CHECKING:
     from octavo.client.supervisor import Supervisor
@@ -142,6 +142,7 @@ def greeting(ready: EngineReady, args: AsyncEngineArgs, server_args: ServerArgs,
     lines = [
         f"{args.served_name} is served on {url}",
         f"  engine   {ready.backend}; up to {ready.max_num_seqs} requests and {ready.max_num_batched_tokens} tokens in a step",
+        f"  pace     {_pace(args)}",
         f"  weights  {ready.weights_bytes / 1e6:,.0f} MB, {ready.weights_fp16_bytes / 1e6:,.0f} MB in fp16; context {ready.max_model_len:,} tokens",
         f"  KV cache {ready.kv_cache_bytes / 2**20:,.0f} MiB; holds {ready.kv_cache_tokens:,} tokens in {ready.num_blocks:,} blocks of {ready.block_size}",
         f"  start    {watch.total:.2f} s: {_phases(watch.phases)}",
@@ -152,6 +153,14 @@ def greeting(ready: EngineReady, args: AsyncEngineArgs, server_args: ServerArgs,
     if server_args.disable_docs:
         del lines[-1]
     return "\n".join(lines)
+
+
+def _pace(args: AsyncEngineArgs) -> str:
+    """How prompts and streams share a step, in words."""
+    if args.itl_target_ms == 0:
+        return "prompts in order, in whole steps (--itl-target-ms 0)"
+    target = f"{ITL_MULTIPLE:g} times one without" if args.itl_target_ms is None else f"{args.itl_target_ms:g} ms"
+    return f"while streams run, a step with prompts is to take at most {target}, by step times learnt on the way"
 
 
 def _phases(phases: Sequence[tuple[str, float]]) -> str:

@@ -9,7 +9,8 @@ Rules that hold whatever comes in:
  - Nothing is dropped silently: each added request ends in exactly one output with a finish_reason, unless the client aborted it.
  - Nothing that a request brings can end the engine: what raises while one request is handled ends that request with an INTERNAL
    error, its blocks are returned, and what they hold can no longer be found by others.
- - Time is an argument. Nothing here reads a clock, a file, a socket or a random number.
+ - Time is an argument, and so is what a step took, from which the scheduler's pace learns. Nothing here reads a clock, a file, a
+   socket or a random number.
 
 Knows nothing of processes, of the device, or of text.
 """
@@ -113,7 +114,7 @@ class EngineCore:
         """Take the step's result into the books. A result that does not answer the plan fails the whole step."""
         if result.step != plan.step or [s.request_id for s in result.sampled] != [s.request_id for s in plan.scheduled]:
             return self.fail_step(plan, "the runner's result does not answer its plan", now)
-        self.scheduler.pace.model.observe(self.scheduler.shape, step_seconds)
+        self.scheduler.pace.observe(self.scheduler.shape, step_seconds)
         members = self._settle(plan)
         for request, scheduled, sampled in zip(members, plan.scheduled, result.sampled, strict=True):
             if request.is_finished:
@@ -205,6 +206,7 @@ class EngineCore:
         outputs, self._pending = self._pending, []
         s = self.scheduler
         stats = step_stats(self.totals, s.running, len(s.waiting), s.pool, s.block_size, batch_tokens, step_seconds)
+        stats.itl_target, stats.step_model = s.pace.figures()
         return EngineCoreOutputs(outputs, stats, now)
 
     # --- checks ---

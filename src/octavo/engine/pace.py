@@ -82,6 +82,15 @@ class Pace:
     def is_strict(self) -> bool:
         return self.itl_target_ms == 0
 
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """A step has taken so long."""
+        if not self.is_strict:
+            self.model.observe(shape, seconds)
+
+    def figures(self) -> tuple[float, list[float]]:
+        """For operators: the target in seconds or 0, and the model's coefficients once something was measured."""
+        return self.target or 0.0, list(self.model.coefficients) if self.model.is_measured else []
+
     def allowance(self, decodes: StepShape, num_streams: int) -> Allowance:
         """For the prompts of a step with these decodes, while `num_streams` requests run or wait for a seat."""
         tokens = self.max_num_tokens - decodes.num_decodes

@@ -2,22 +2,29 @@
 
 The batch is decided anew for every step, from one budget of `max_num_batched_tokens`:
 
- 1. Every running request that decodes gets its one token, and running prompts share the rest, earliest first, in chunks. The
-    budget is at least `max_num_seqs`, so a long prompt cannot stop a decode, and decodes always leave a prompt something.
+ 1. Every running request that decodes gets its one token, and running prompts share what `pace` allows beside them, in chunks. The
+    budget is at least `max_num_seqs`, so a long prompt cannot stop a decode, and decodes always leave the earliest prompt something.
  2. Blocks for these tokens are found, in each group of layers, earliest request first. Where none are left, the *latest* running
     request is preempted: it loses its blocks and goes back to the queue, to its old place. A request for which nobody later is
     left just waits.
- 3. With what is left of the budget, requests are admitted from the front of the queue, in order, until one does not fit.
-    Nobody is bypassed.
+ 3. With what the pace leaves, requests are admitted from the front of the queue, in order, until one does not fit. In this order a
+    shorter prompt may pass longer ones (see `policy`), if the front of the queue would fit as well. With `itl_target_ms` 0 nobody
+    is passed, prompts share in order too, and the budget is the only limit.
 
 Earlier and later are by `Request.key`: by arrival, or by priority and then arrival.
 
 **Progress.** Claim: while anything is running, every step computes at least one token of the earliest running request, E; and
-while nothing is running, the front of the queue is admitted. Proof: by (1) E gets a token. By (2) it is never preempted: a victim
-is the latest running one, and never the one that asks. If it lacks blocks, all others are preempted in turn, after which every
-block that E does not hold is available; admission has refused all that could not fit the empty pool, so E finds its block. With
-nothing running every block is available, and the front of the queue fits for the same reason. A request has finitely many tokens
-and no earlier one can be added for ever (of one priority, keys grow), so every request ends.
+while nothing is running, one is admitted. Proof: by (1) E gets a token: if it is a prompt it is the earliest one, which the pace gives
+at least one token whatever its target. By (2) it is never preempted: a victim is the latest running one, and never the one that asks.
+If it lacks blocks, all others are preempted in turn, after which every block that E does not hold is available; admission has refused
+all that could not fit the empty pool, so E finds its block. With nothing running every block is available, the pace knows no limit but
+the budget, and the front of the queue fits for the same reason; so it is admitted, or one that passes it. A request has finitely many
+tokens. No earlier one can be added for ever: of one priority keys grow, and the tokens of all that pass a request are no more than its
+own. So every request ends.
+
+**Waiting.** Those that pass a request bring together at most as many tokens to compute as it has itself, so for their prompts it waits at
+most as long as for its own once more, and for want of blocks nobody is passed. Once it runs it is before them all, and the earliest running
+prompt has at least FIRST_SHARE of what prompts get. A request that was preempted is passed by nobody.
 
 **Bounded preemption.** Being preempted costs computing again. Three things bound it:
  - A newcomer must leave free what all running requests surely need next, and a share of what they may need after that. The share

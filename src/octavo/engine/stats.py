@@ -45,7 +45,7 @@ def step_stats(
     batch_tokens: int = 0,
     step_seconds: float = 0.0,
 ) -> StepStats:
-    """The books now; the last two are of the step that has just been computed, if one has."""
+    """The books now; `batch_tokens` and `step_seconds` are of the step that has just been computed, if one has."""
     return StepStats(
         step=totals.num_steps,
         num_running=len(running),

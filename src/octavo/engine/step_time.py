@@ -7,9 +7,9 @@
             + per_prompt_context * their reach     the sum over these tokens of the tokens before each
 
 It is kept as a mean for each *kind* of step (how many decodes and how many prompt tokens, by powers of two) and fitted to these means,
-so an hour of decodes does not make it forget what a chunk costs. A step that took unlike its kind counts as if it had taken a bounded
-part more or less: one stall moves little, a machine that has become slower is followed within some tens of steps. Where nothing was
-measured yet the coefficients keep the proportions of `PRIOR`, at the speed that was seen.
+so an hour of decodes does not make it forget what a chunk costs. A step that took unlike what was expected counts as if it had taken a
+bounded part more or less: one stall moves little. If many do, the machine has become slower, for all kinds: so each step also moves a
+common speed. Where nothing was measured yet the coefficients keep the proportions of `PRIOR`, at the speed that was seen.
 
 Knows nothing of clocks, requests or plans: it is told sizes and seconds.
 """
@@ -22,11 +22,12 @@ from typing import NamedTuple
 CONTEXT_UNIT = 1024.0  # tokens of context, so that all features have like sizes
 NUM_FEATURES = 5
 PRIOR = (3.0, 1.0, 1.0, 0.7, 0.6)  # of the coefficients to each other, in any unit
-PRIOR_WEIGHT = 0.003  # of one coefficient's deviation from the prior, where a well-known kind of step weighs 1
+PRIOR_WEIGHT = 0.001  # of one coefficient's deviation from the prior, where a well-known kind of step weighs 1
 MEMORY = 24  # steps that a kind's mean goes back
 MOST_DEVIATION = 0.3  # of a step from its kind
 MOST_RATIO = 50.0  # of a kind's time to what the prior and the common speed make of it
 FREE_STEPS = 3  # of each kind, whose deviation counts in full
+SPEED_RATE = 0.05  # of a step's deviation, by which the common speed moves
 FIT_EVERY = 16  # steps, once the model is no longer young
 
 
@@ -64,6 +65,7 @@ class StepTimeModel:
         self.coefficients = list(PRIOR)  # in seconds once something was observed: see `is_measured`
         self.num_observed = 0
         self._kinds: dict[tuple[int, int], _Kind] = {}
+        self._slowness = 1.0  # of all kinds, whose means are at 1
 
     @property
     def is_measured(self) -> bool:
@@ -102,7 +104,12 @@ class StepTimeModel:
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = _Kind()
-        kind.take(shape.features(), self.predict(shape), seconds, self.coefficients)
+        predicted = self.predict(shape)
+        kind.take(shape.features(), predicted, seconds / self._slowness, self.coefficients)
+        if self.num_observed >= FIT_EVERY and predicted > 0:
+            change = 1.0 + SPEED_RATE * min(max(seconds / predicted - 1.0, -MOST_DEVIATION), MOST_DEVIATION)
+            self._slowness *= change
+            self.coefficients = [c * change for c in self.coefficients]
         self.num_observed += 1
         if self.num_observed % FIT_EVERY == 0 or self.num_observed < 2 * FIT_EVERY:
             self._fit()
@@ -115,7 +122,7 @@ class StepTimeModel:
         gram = [[0.0] * NUM_FEATURES for _ in range(NUM_FEATURES)]
         right = [0.0] * NUM_FEATURES
         for kind, ratio in zip(kinds, ratios, strict=True):
-            weight = kind.count / (kind.count + 2.0)
+            weight = kind.count / (kind.count + 4.0)
             # Unknowns are coefficients as multiples of the prior's; what they should give is 1. The bounds keep the sums well-conditioned.
             scale = min(max(speed / ratio, 1 / MOST_RATIO), MOST_RATIO) / _dot(PRIOR, kind.features)
             row = [f * p * scale for f, p in zip(kind.features, PRIOR, strict=True)]
@@ -128,7 +135,7 @@ class StepTimeModel:
             gram[i][i] += PRIOR_WEIGHT
             right[i] += PRIOR_WEIGHT
         multiples = _solve_non_negative(gram, right)
-        self.coefficients = [m * p * speed for m, p in zip(multiples, PRIOR, strict=True)]
+        self.coefficients = [m * p * speed * self._slowness for m, p in zip(multiples, PRIOR, strict=True)]
 
 
 class _Kind:

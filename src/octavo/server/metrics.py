@@ -58,6 +58,7 @@ REQUEST_BUCKETS = (
 )  # fmt: skip
 STEP_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 N_BUCKETS = (1, 2, 5, 10, 20)
+STEP_PARTS = ("base", "decode", "decode_context", "prompt_token", "prompt_context")  # as in StepStats.step_model
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
@@ -245,6 +246,7 @@ class _EngineCollector(Collector):
         if stats is not None:
             yield from self._gauges(stats, model)
             yield from self._counters(stats, model)
+            yield from self._pace(stats, model)
         ready = self._client.engine_info
         if ready is not None:
             info = {
@@ -280,6 +282,23 @@ class _EngineCollector(Collector):
             family = GaugeMetricFamily(f"vllm:{name}", told, labels=["model_name"])
             family.add_metric([model], value)
             yield family
+
+    @staticmethod
+    def _pace(stats: StepStats, model: str) -> Iterable[Metric]:
+        """What keeps prompts from holding up streams: the target, and the step times that it is held by."""
+        target = GaugeMetricFamily(
+            "octavo:itl_target_seconds", "Longest step while streams decode; 0: no target.", labels=["model_name"]
+        )
+        target.add_metric([model], stats.itl_target)
+        yield target
+        parts = GaugeMetricFamily(
+            "octavo:step_time_seconds",
+            "What a step takes, as learnt: a base, and for each decode, prompt token, and 1,024 tokens of their contexts.",
+            labels=["model_name", "part"],
+        )
+        for part, seconds in zip(STEP_PARTS, stats.step_model, strict=False):
+            parts.add_metric([model, part], seconds)
+        yield parts
 
     @staticmethod
     def _counters(stats: StepStats, model: str) -> Iterable[Metric]:

@@ -47,12 +47,13 @@ class Driver:
             "max_model_len": 64,
             "max_num_queued_requests": 100,
             "policy": "fcfs",
+            "itl_target_ms": 0.0,
         }
         cache = {"num_blocks": 16, "block_size": 4, "enable_prefix_caching": True, "windows": (0,)}
         vocab_size = options.pop("vocab_size", 0)
         for name, value in options.items():
             (limits if name in limits else cache)[name] = value
-        assert len(limits) + len(cache) == 9, f"unknown options among {list(options)}"
+        assert len(limits) + len(cache) == 10, f"unknown options among {list(options)}"
         self.core = EngineCore(SchedulerConfig(**limits), CacheConfig(**cache), vocab_size)
         self.scheduler = self.core.scheduler
         self.pool = self.scheduler.pool

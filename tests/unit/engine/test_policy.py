@@ -6,7 +6,7 @@ from engine_driver import make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.engine.policy import WaitingQueue, order_key
+from octavo.engine.policy import WINDOW, WaitingQueue, order_key, shortest_that_may_pass
 from octavo.engine.request import Request, RequestStatus
 
 
@@ -111,3 +111,55 @@ def test_queue_equals_a_sorted_list(operations: list[tuple[str, int]]) -> None:
         assert len(queue) == len(model)
         if model:
             assert queue.peek() is model[0]
+
+
+# --- passing ---
+
+
+def sized(sequence: int, num_tokens: int, priority: int = 0) -> Request:
+    message = make_request(f"r{sequence}", num_tokens, arrival_time=float(sequence), priority=priority)
+    return Request(message, order_key("priority", message, sequence), 10_000)
+
+
+def test_the_shortest_of_the_window_passes() -> None:
+    window = [sized(0, 50), sized(1, 20), sized(2, 20), sized(3, 60)]
+    assert shortest_that_may_pass(window) is window[1], "of equal ones the first"
+
+
+def test_only_as_far_as_all_that_it_passes_have_patience() -> None:
+    window = [sized(0, 100), sized(1, 40), sized(2, 10)]
+    window[1].num_passed_tokens = 31
+    assert shortest_that_may_pass(window) is window[1], "r1 has patience for 9 tokens more, r2 brings 10"
+    window[0].num_passed_tokens = 61
+    assert shortest_that_may_pass(window) is window[0]
+
+
+def test_rank_and_preemption_are_not_passed() -> None:
+    assert shortest_that_may_pass(both := [sized(0, 100, -1), sized(1, 5)]) is both[0]
+    both = [sized(0, 100), sized(1, 5)]
+    both[0].num_preemptions = 1
+    assert shortest_that_may_pass(both) is both[0]
+    both[0].num_preemptions, both[1].num_preemptions = 0, 1
+    assert shortest_that_may_pass(both) is both[0]
+
+
+def test_taking_charges_those_who_were_passed() -> None:
+    queue = WaitingQueue()
+    requests = [sized(i, 10 * (i + 1)) for i in range(3)]
+    for request in requests:
+        queue.push(request)
+    queue.take(requests[1])
+    assert [r.num_passed_tokens for r in requests] == [20, 0, 0]
+    assert queue.window() == [requests[0], requests[2]]
+
+
+def test_the_window_is_the_front_whatever_comes_when() -> None:
+    queue = WaitingQueue()
+    requests = [sized(i, 5) for i in range(3 * WINDOW)]
+    for request in requests[::-1]:
+        queue.push(request)
+    assert queue.window() == requests[:WINDOW]
+    for request in requests[:WINDOW:2]:
+        finish(queue, request)
+    assert queue.window() == requests[1:WINDOW:2] + requests[WINDOW : WINDOW + WINDOW // 2]
+    assert drain(queue) == [r.request_id for r in requests[1:WINDOW:2] + requests[WINDOW:]]
