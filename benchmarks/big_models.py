@@ -16,12 +16,10 @@ import shutil
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import make_random
-import numpy as np
 from local_server import MB, LocalServer, Memory, id_requests, started
 
 from octavo.bench.load import closed_loop, model_of
@@ -31,28 +29,20 @@ from octavo.loader.hf_config import load_hf_config
 from octavo.loader.load import open_checkpoint
 from octavo.loader.resolve import resolve_model
 from octavo.models import build_model
-from octavo.ops.cpu.threads import available_cpus
+from octavo.ops.cpu.measure import measure_peaks
+from octavo.ops.cpu.threads import available_cpus, set_num_threads
 
 MODELS = ("llama-3.2-1b:bf16", "llama-3.2-1b:gptq", "qwen2.5-7b:gptq")
 STREAMS = (1, 8, 32)
 PREFILL = 128
 VOCAB = 4096
-TESTED_BYTES = 512 << 20
 LARGE = 2e9  # packed bytes above which fewer tokens are asked for
 
 
 def bandwidth() -> float:
-    """Bytes per second that all cores read together: of some passes over half a gigabyte by numpy the fastest. Kernels that ask for memory ahead of
-    time reach a few percent more."""
-    threads = available_cpus()
-    parts = [np.ones(TESTED_BYTES // threads // 8, np.int64) for _ in range(threads)]
-    best = float("inf")
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(20):
-            began = time.perf_counter()
-            list(pool.map(np.bitwise_or.reduce, parts))
-            best = min(best, time.perf_counter() - began)
-    return TESTED_BYTES / best
+    """Bytes per second that all cores read together."""
+    set_num_threads(available_cpus())
+    return measure_peaks().memory
 
 
 def breakdown(folder: Path) -> dict[str, dict[str, float]]:
