@@ -59,6 +59,8 @@ def check_options(args: Any) -> None:
         if wanted and not fits and not isinstance(value, list):
             names = " or ".join(t.__name__ for t in wanted if t is not type(None))
             raise ConfigError(f"{f.name} = {value!r}: must be {names}")
+        if isinstance(value, float) and value != value:
+            raise ConfigError(f"{f.name} = {value!r}: must be a number")
         low, high, choices = f.metadata["low"], f.metadata["high"], f.metadata["choices"]
         if choices and value not in choices:
             raise ConfigError(f"{f.name} = {value!r}: choose from {', '.join(map(str, choices))}")

@@ -71,3 +71,15 @@ def test_with_memory_left_to_us_the_length_is_what_fits(monkeypatch: pytest.Monk
     assert longest((0, 0)) == 800
     assert longest((0, 128)) == (100 - 41) * 16
     assert longest((128, 128)) == 4096
+
+
+def test_the_target_for_streams_reaches_the_scheduler() -> None:
+    assert resolve(300).scheduler.itl_target_ms is None
+    assert resolve(300, itl_target_ms=40).scheduler.itl_target_ms == 40.0
+    assert resolve(300, itl_target_ms=0).scheduler.itl_target_ms == 0.0
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "40"])
+def test_a_target_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="itl_target_ms = "):
+        EngineArgs(itl_target_ms=value)

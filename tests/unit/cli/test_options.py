@@ -234,6 +234,11 @@ def test_the_greeting_never_shows_a_key() -> None:
     assert "/docs" not in text
 
 
+@pytest.mark.parametrize(("target", "told"), [(None, "2.5 times one without"), (40.0, "at most 40 ms"), (0, "prompts in order")])
+def test_the_greeting_tells_the_pace(target: float | None, told: str) -> None:
+    assert told in greeting(ready(), AsyncEngineArgs(itl_target_ms=target), ServerArgs(), "127.0.0.1", 80, Stopwatch())
+
+
 def test_the_age_of_a_process_counts_from_its_start() -> None:
     code = "import time; time.sleep(0.2); from octavo.cli.serve import process_age; print(process_age())"
     began = time.monotonic()
