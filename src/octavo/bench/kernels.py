@@ -26,8 +26,8 @@ from octavo.ops.cpu.shapes import Shape
 
 MOST_DECODED = 64  # more rows than that are a chunk of a prompt
 LEAST_REPEATS, MOST_REPEATS = 3, 50
-CACHES = 3  # copies of a weight are so many times what the last cache holds
-LEAST_BYTES, MOST_COPIES = 96 << 20, 512
+CACHES = 8  # copies of a weight are so many times what the last cache holds: of fewer, it keeps a part from turn to turn
+LEAST_BYTES, MOST_COPIES = 256 << 20, 4096
 F32 = NDArray[np.float32]
 SOME_IDS = 200  # of the vocabulary, which has more; which tokens are computed has no say
 

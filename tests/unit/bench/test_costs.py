@@ -23,7 +23,7 @@ from octavo.bench.kernel_report import (
 )
 from octavo.bench.weights import FORMS, random_weight
 from octavo.errors import ConfigError
-from octavo.ops.cpu.peaks import Peaks, cache_sizes, cached_bytes
+from octavo.ops.cpu.peaks import Peaks, better, cache_sizes, cached_bytes
 from octavo.ops.cpu.shapes import Shape
 from octavo.ops.packed import WeightKind
 
@@ -116,6 +116,13 @@ def test_without_a_cache_of_its_own_memory_is_the_limit() -> None:
     bare = dataclasses.replace(PEAKS, cache=None, cache_bytes=0)
     assert limit_of(Cost(0, 0, 2e6), bare, 0).seconds == pytest.approx(1e-4)
     assert limit_of(Cost(0, 2e6, 0), bare, 2e6).seconds == pytest.approx(1e-4)
+
+
+def test_the_better_of_two_rounds_counts() -> None:
+    other = dataclasses.replace(PEAKS, f32=99e9, w4=501e9, memory=21e9, cache=79e9)
+    assert better(PEAKS, other) == better(other, PEAKS) == dataclasses.replace(PEAKS, w4=501e9, memory=21e9)
+    bare = dataclasses.replace(PEAKS, cache=None)
+    assert better(bare, bare) == bare
 
 
 def test_cache_sizes_are_the_systems(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.ops.packed import WeightKind
@@ -38,6 +38,13 @@ class Peaks:
         if kind is WeightKind.W4:
             return self.w4
         return self.w8 if kind in (WeightKind.W8, WeightKind.T4) else self.f32
+
+
+def better(a: Peaks, b: Peaks) -> Peaks:
+    """Of each rate the higher; the rest is of one machine."""
+    rates = ("f32", "bf16", "w4", "w8", "memory", "memory_small_pages")
+    cache = None if a.cache is None or b.cache is None else max(a.cache, b.cache)
+    return replace(a, cache=cache, **{name: max(getattr(a, name), getattr(b, name)) for name in rates})
 
 
 def cached_bytes(l2: int, l3: int, threads: int) -> int:
