@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from octavo.config import EngineArgs
 from octavo.json_file import whole_values
 from octavo.loader.hf_config import load_hf_config
 from octavo.loader.load import load_weights, open_checkpoint
@@ -69,7 +70,8 @@ class Run:
     def __init__(self, source: ModelSource, backend: str, tokens: int, quantization: str | None = None) -> None:
         hf = load_hf_config(source)
         model = build_model(hf)
-        self.report = load_weights(model, open_checkpoint(source, hf, "auto", quantization), 2)
+        checkpoint = open_checkpoint(source, hf, "auto", quantization, EngineArgs().quantize_embeddings)  # as the engine holds it
+        self.report = load_weights(model, checkpoint, 2)
         self.groups = len(model.kv_layout.windows)
         common = dict(num_blocks=-(-tokens // BLOCK) * self.groups, block_size=BLOCK, kv_dtype="bfloat16", max_rows=64, max_positions=tokens)
         self.program: CpuProgram | ReferenceProgram

@@ -82,6 +82,18 @@ def test_logits_can_be_asked_again() -> None:
     assert np.array_equal(first[2], again[0]) and np.array_equal(first[0], again[1])
 
 
+def test_weights_can_be_taken() -> None:
+    common = dict(num_blocks=BLOCKS, block_size=BLOCK, kv_dtype="bfloat16", max_rows=32, max_positions=256, max_tokens=64)
+    rows = np.array([0, 20, 25, 26, 27], np.int32)
+    kept, taken = model_of(("w4m",)), model_of(("w4m",))
+    programs = CpuProgram(kept, **common), CpuProgram(taken, takes_weights=True, **common)
+    for program in programs:
+        program.forward(mixed_batch())
+    assert np.array_equal(programs[0].logits(rows), programs[1].logits(rows))
+    assert all(weight.parts for linear in kept.linears() for weight in linear.weights)
+    assert not any(weight.parts for linear in taken.linears() for weight in linear.weights)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

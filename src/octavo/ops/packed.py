@@ -107,6 +107,10 @@ class PackedWeight:
             and len(offsets) <= (1 if self.kind in OFFSETS else 0) and not (half and part.zeros is not None)
         )  # fmt: skip
 
+    def release(self) -> None:
+        """Lets go of the arrays: for whoever has its own copy of them by now. Only kind and shape are left."""
+        object.__setattr__(self, "parts", ())
+
     @property
     def group(self) -> int:
         """Inputs per scale; 0 for plain numbers."""

@@ -29,12 +29,14 @@ class CpuProgram:
     """Runs a model on the CPU kernels: `forward(batch)`, then `logits(rows)`.
 
     max_tokens: rows of a batch at most. max_rows: rows of one logits call at most. isa: a variant's name, "" for the best. Raises
-    ConfigError for a variant that does not run here.
+    ConfigError for a variant that does not run here. takes_weights: the model's own are let go one after the other as they are re-laid, so that a
+    large model is never in memory twice.
     """
 
     def __init__(
-        self, model: Any, *, num_blocks: int, block_size: int, kv_dtype: str, max_tokens: int, max_rows: int, max_positions: int, isa: str = ""
-    ) -> None:
+        self, model: Any, *, num_blocks: int, block_size: int, kv_dtype: str, max_tokens: int, max_rows: int, max_positions: int, isa: str = "",
+        takes_weights: bool = False,
+    ) -> None:  # fmt: skip
         check_isa(isa)
         layout: KvLayout = model.kv_layout
         self.kv = _native.KvPool(layout.num_layers, num_blocks, block_size, layout.num_kv_heads, layout.head_dim, kv_dtype)
@@ -42,6 +44,7 @@ class CpuProgram:
         self._keep: list[object] = []
         self._packed: dict[int, Any] = {}
         self._isa = isa
+        self._takes_weights = takes_weights
         nodes, _, logits = trace(model, max_positions)
         plan = Planner(nodes, logits).plan(max_tokens, max_rows)
         self.kv_layout = layout
@@ -88,6 +91,9 @@ class CpuProgram:
             sources = [(part.codes, part.scales, part.mins, part.zeros) for part in weight.parts]
             self._packed[id(weight)] = _native.pack(weight.kind.value, weight.n, weight.k, sources, self._isa, weight.table)
             self._keep.append(self._packed[id(weight)])
+            if self._takes_weights:
+                del sources
+                weight.release()
         return self._packed[id(weight)]
 
     def _packed_bytes(self, step: Step) -> list[int]:
