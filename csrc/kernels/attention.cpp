@@ -6,6 +6,7 @@
 // The rows of a block are computed together, but each by its own operations in its own order.
 #include <algorithm>
 
+#include "kernels/attention_tiles.h"
 #include "kernels/decl.h"
 #include "kernels/math.h"
 #include "simd.h"
@@ -13,163 +14,19 @@
 namespace octavo::OCTAVO_NS {
 namespace {
 
-constexpr int64_t kTile = 16;
-constexpr int64_t kChunk = kAttentionChunk;
-constexpr int64_t kTiles = kChunk / kTile;
-constexpr int64_t kMaxRows = 96;     // of a unit; with head_dim 64 its state and a widened chunk fit into 256 KiB
-constexpr int64_t kWidenAbove = 12;  // rows from which a bf16 chunk is widened into scratch instead of in each use
-constexpr int64_t kSplitRows = 16;   // a unit of at most so many rows may be shared by threads, chunk by chunk
-constexpr int kPerTile = int(kTile) / kLanes;
-constexpr int kBlockRows = 6;
+constexpr int64_t kMaxRows = 96;                 // of a unit; with head_dim 64 its state and its queries fit into 128 KiB
+constexpr int64_t kWidenAbove = 12;              // rows from which a chunk is widened into scratch instead of in each use
+constexpr int64_t kSplitRows = 16;               // a unit of at most so many rows may be shared by threads, chunk by chunk
+constexpr int kPanel = vectors_for(kBlockRows);  // vectors of V's columns that lie together when widened
+constexpr int kTogether = kPanel / kPerTile > 1 ? kPanel / kPerTile : 1;  // tiles of K that are widened together
 const float kInf = std::numeric_limits<float>::infinity();
 
-inline F load_kv(const float* p) { return load(p); }
-inline F load_kv(const uint16_t* p) { return load_bf16(p); }
-
 int64_t padded(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
-
-// Vectors of one row that a block of `rows` rows computes together: as many as the registers hold, a power of two.
-constexpr int vectors_for(int rows) {
-  const int accumulators = kRegisters >= 32 ? 24 : 12;
-  int n = 8;
-  while (n > 1 && n * rows > accumulators) n /= 2;
-  return n;
-}
-
-// sum[r][v] += left(r) * right(v). The longer side is loaded last, one at a time: as few registers as possible are taken.
-template <int R, int V, class Left, class Right>
-inline void multiply(F (&sum)[R][V], Left left, Right right) {
-  if constexpr (R > V) {
-    F all[V];
-    for (int v = 0; v < V; ++v) all[v] = right(v);
-    for (int r = 0; r < R; ++r) {
-      const F one = left(r);
-      for (int v = 0; v < V; ++v) sum[r][v] = fma(one, all[v], sum[r][v]);
-    }
-  } else {
-    F all[R];
-    for (int r = 0; r < R; ++r) all[r] = left(r);
-    for (int v = 0; v < V; ++v) {
-      const F one = right(v);
-      for (int r = 0; r < R; ++r) sum[r][v] = fma(all[r], one, sum[r][v]);
-    }
-  }
-}
-
-// ---- scores: s[r][t] = sum over d ascending of q[r][d] * k[d][t] ----
-
-// `ahead`: tiles of V that are wanted soon, or null; a line is asked for now and then, as a burst would hold up the products.
-template <int R, int T, class E>
-void score_tiles(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, const E* const* ahead) {
-  constexpr int V = T * kPerTile;
-  F sum[R][V];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) sum[r][v] = zero();
-  for (int64_t d = 0; d < head_dim; ++d) {
-    if (ahead && d * kTile * sizeof(E) % 64 == 0)
-      for (int t = 0; t < T; ++t) __builtin_prefetch(ahead[t] + d * kTile);
-    multiply<R, V>(
-        sum, [&](int r) { return set1(q[r * ldq + d]); },
-        [&](int v) { return load_kv(k[v / kPerTile] + d * kTile + v % kPerTile * kLanes); });
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) store(s + r * kChunk + v * kLanes, sum[r][v]);
-}
-
-// Tiles [t, end), T at a time, the rest by halves.
-template <int R, int T, class E>
-void score_from(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, int64_t t, int64_t end, const E* const* ahead) {
-  for (; t + T <= end; t += T) score_tiles<R, T>(q, ldq, k + t, head_dim, s + t * kTile, ahead ? ahead + t : nullptr);
-  if constexpr (T > 1)
-    if (t < end) score_from<R, T / 2>(q, ldq, k, head_dim, s, t, end, ahead);
-}
-
-template <int R, class E>
-void score(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, int64_t first, int64_t end, const E* const* ahead) {
-  constexpr int T = vectors_for(R) / kPerTile;
-  score_from<R, (T < 1 ? 1 : T)>(q, ldq, k, head_dim, s, first, end, ahead);
-}
-
-// While the values of one chunk are summed, the next chunk's K is asked for: with each token its sixteenth of a tile, of
-// which a pass over some columns takes the same part. Decode has too few products a byte for the hardware to keep ahead.
-struct Ahead {
-  const char* tiles[kTiles];  // null: nothing to fetch
-  size_t sixteenth;           // bytes
-};
-
-inline void fetch(const void* p, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(p) + at);
-}
-
-// ---- values: o[r][d] += sum over tokens [first, end) ascending of p[r][t] * v[t][d] ----
-
-template <int R, int V, class E>
-void value_columns(const float* p, const E* const* values, int64_t ldv, int64_t d, float* o, int64_t ldo, int64_t first, int64_t end,
-                   const Ahead* ahead) {
-  F sum[R][V];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) sum[r][v] = load(o + r * ldo + d + v * kLanes);
-  for (int64_t t = first; t < end;) {
-    const E* value = values[t / kTile] + t % kTile * ldv + d;
-    const char* next = ahead ? ahead->tiles[t / kTile] : nullptr;
-    const int64_t stop = std::min(end, (t / kTile + 1) * kTile);
-    for (; t < stop; ++t, value += ldv) {
-      if (next) fetch(next + size_t(t % kTile) * ahead->sixteenth + size_t(d) * sizeof(E), V * kLanes * sizeof(E));
-      multiply<R, V>(sum, [&](int r) { return set1(p[r * kChunk + t]); }, [&](int v) { return load_kv(value + v * kLanes); });
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) store(o + r * ldo + d + v * kLanes, sum[r][v]);
-}
-
-struct Visible {
-  int64_t first, end;
-};  // positions of a chunk that a row sees, relative to the chunk; empty if first >= end
-
-// Columns [d, d + V * kLanes) of R rows: tokens that only some rows see are added row by row, the common ones together.
-template <int R, int V, class E>
-void value_rows(const float* p, const E* const* v, int64_t ldv, int64_t d, float* o, int64_t ldo, const Visible* seen, const Ahead* ahead) {
-  int64_t first = seen[0].first, end = seen[0].end;
-  for (int r = 1; r < R; ++r) first = std::max(first, seen[r].first), end = std::min(end, seen[r].end);
-  if (R == 1 || first >= end) {
-    for (int r = 0; r < R; ++r)
-      if (seen[r].first < seen[r].end) value_columns<1, V>(p + r * kChunk, v, ldv, d, o + r * ldo, ldo, seen[r].first, seen[r].end, ahead);
-    return;
-  }
-  for (int r = 0; r < R; ++r)
-    if (seen[r].first < first) value_columns<1, V>(p + r * kChunk, v, ldv, d, o + r * ldo, ldo, seen[r].first, first, nullptr);
-  value_columns<R, V>(p, v, ldv, d, o, ldo, first, end, ahead);
-  for (int r = 0; r < R; ++r)
-    if (end < seen[r].end) value_columns<1, V>(p + r * kChunk, v, ldv, d, o + r * ldo, ldo, end, seen[r].end, nullptr);
-}
-
-// Calls f with the number of rows, 1 to kBlockRows, as a constant.
-template <int N>
-struct Constant {
-  static constexpr int value = N;
-};
-template <class Fn>
-void with_rows(int rows, Fn f) {
-  switch (rows) {
-    case 1:
-      return f(Constant<1>());
-    case 2:
-      return f(Constant<2>());
-    case 3:
-      return f(Constant<3>());
-    case 4:
-      return f(Constant<4>());
-    case 5:
-      return f(Constant<5>());
-    default:
-      return f(Constant<6>());
-  }
-}
 
 // ---- one unit of work ----
 
 struct Scratch {
-  float *q, *out, *chunk_out, *scores, *keys, *values;
+  float *q, *out, *scores, *keys, *values;
   size_t layout(int64_t head_dim, uint8_t* base) {
     const int64_t width = padded(head_dim);
     size_t used = 0;
@@ -179,10 +36,9 @@ struct Scratch {
     };
     place(q, kMaxRows * width);
     place(out, kMaxRows * width);
-    place(chunk_out, kMaxRows * width);
     place(scores, kMaxRows * kChunk);
-    place(keys, kChunk * head_dim);
-    place(values, kChunk * width);
+    place(keys, kTogether * kTile * head_dim);
+    place(values, kChunk * kPanel * kLanes);
     return used + 64;
   }
 };
@@ -195,6 +51,30 @@ struct Unit {
   int64_t count() const { return num_rows * num_heads; }
   int64_t first_chunk(int64_t window) const { return window > 0 ? std::max<int64_t>(0, position - window + 1) / kChunk : 0; }
   int64_t end_chunk() const { return (position + num_rows - 1) / kChunk + 1; }
+};
+
+// What becomes of V vectors of row i's values, from column d on: added to the totals, or left as they are for merge_parts().
+struct Merge {
+  float* out;
+  int64_t width;
+  const Visible* seen;
+  const float *before, *now;  // what the totals and the values are multiplied with
+  template <int V>
+  void operator()(int64_t i, int64_t d, const F (&sums)[V]) const {
+    if (seen[i].first >= seen[i].end) return;
+    float* o = out + i * width + d;
+    const F old_factor = set1(before[i]), factor = set1(now[i]);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) store(o + v * kLanes, fma(load(o + v * kLanes), old_factor, mul(sums[v], factor)));
+  }
+};
+struct Keep {
+  float* out;
+  int64_t width;
+  template <int V>
+  void operator()(int64_t i, int64_t d, const F (&sums)[V]) const {
+    store_all(out + i * width + d, sums);
+  }
 };
 
 class Worker {
@@ -210,9 +90,12 @@ class Worker {
         n_(u.count()),
         blocks_((n_ + kBlockRows - 1) / kBlockRows) {
     const bool whole_vectors = dim_ % kLanes == 0;
-    widen_ = !whole_vectors || (a.kv.type == KvType::bf16 && n_ > kWidenAbove);
-    for (int64_t i = 0; i < n_; ++i)
-      for (int64_t d = 0; d < dim_; ++d) s_.q[i * width_ + d] = query(i)[d] * a.scale;
+    widen_ = !whole_vectors || n_ > kWidenAbove;
+    for (int64_t b = 0; b <= blocks_; ++b) block_start_[b] = n_ * b / blocks_;
+    each_row([&](int64_t i, int64_t row, int64_t at) {
+      const float* q = a.q + row * a.ldq + at;
+      for (int64_t d = 0; d < dim_; ++d) s_.q[i * width_ + d] = q[d] * a.scale;
+    });
   }
 
   // Chunks [first, end), merged as they come.
@@ -220,55 +103,73 @@ class Worker {
     start();
     end_ = end;
     for (int64_t c = first; c < end; ++c) {
-      compute(c);
-      merge(c, m_, l_, s_.chunk_out);
+      compute(c, [&] { absorb(m_, l_); }, Merge{s_.out, width_, seen_, old_factor_, new_factor_});
     }
-    for (int64_t i = 0; i < n_; ++i) write(i);
+    write();
   }
 
   // Chunks [first, end) left apart in `parts`, where `origin` is the unit's first chunk, for merge_parts().
   void run_apart(int64_t first, int64_t end, int64_t origin, float* parts) {
     end_ = end;
     for (int64_t c = first; c < end; ++c) {
-      compute(c);
       float* p = parts + (c - origin) * part_floats(n_, dim_);
+      float* out = p + 2 * kMaxRows;
+      compute(c, [] {}, Keep{out, width_});
       std::memcpy(p, m_, size_t(n_) * 4);
       std::memcpy(p + kMaxRows, l_, size_t(n_) * 4);
-      std::memcpy(p + 2 * kMaxRows, s_.chunk_out, size_t(n_ * width_) * 4);
     }
   }
 
   void merge_parts(int64_t first, int64_t end, const float* parts) {
     start();
-    for (int64_t c = first; c < end; ++c, parts += part_floats(n_, dim_)) merge(c, parts, parts + kMaxRows, parts + 2 * kMaxRows);
-    for (int64_t i = 0; i < n_; ++i) write(i);
+    for (int64_t c = first; c < end; ++c, parts += part_floats(n_, dim_)) {
+      look(c);
+      absorb(parts, parts + kMaxRows);
+      const float* out = parts + 2 * kMaxRows;
+      for (int64_t i = 0; i < n_; ++i)
+        for (int64_t d = 0; d < width_; d += kLanes) {
+          const F sums[1] = {load(out + i * width_ + d)};
+          Merge{s_.out, width_, seen_, old_factor_, new_factor_}(i, d, sums);
+        }
+    }
+    write();
   }
 
   // One chunk's results: maxima, sums, values.
   static int64_t part_floats(int64_t rows, int64_t head_dim) { return 2 * kMaxRows + rows * padded(head_dim); }
 
  private:
-  int64_t offset(int64_t i) const { return (u_.first_head + i % u_.num_heads) * dim_; }
-  const float* query(int64_t i) const { return a_.q + (u_.first_row + i / u_.num_heads) * a_.ldq + offset(i); }
-
-  Visible visible(int64_t chunk, int64_t i) const {
-    const int64_t position = u_.position + i / u_.num_heads, start = chunk * kChunk;
-    const int64_t first = a_.window > 0 ? std::max<int64_t>(0, position - a_.window + 1) : 0;
-    return {std::max<int64_t>(0, first - start), std::min(kChunk, position + 1 - start)};
+  // f(i, row of the batch, first column) for each row.
+  template <class Fn>
+  void each_row(Fn f) const {
+    for (int64_t r = 0, i = 0; r < u_.num_rows; ++r)
+      for (int64_t h = 0; h < u_.num_heads; ++h, ++i) f(i, u_.first_row + r, (u_.first_head + h) * dim_);
   }
 
-  // Rows of block b: as even as possible, at most kBlockRows.
-  int64_t block_start(int64_t b) const { return n_ * b / blocks_; }
+  // What each row sees of a chunk, each block, and all of them together.
+  Visible look(int64_t chunk) {
+    each_row([&](int64_t i, int64_t row, int64_t) {
+      const int64_t start = chunk * kChunk, position = u_.position + row - u_.first_row;
+      const int64_t first = a_.window > 0 ? std::max<int64_t>(0, position - a_.window + 1) : 0;
+      seen_[i] = {std::max<int64_t>(0, first - start), std::min(kChunk, position + 1 - start)};
+    });
+    Visible all{kChunk, 0};
+    for (int64_t b = 0; b < blocks_; ++b) {
+      blocks_seen_[b] = common(seen_ + block_start_[b], block_start_[b + 1] - block_start_[b]);
+      all = {std::min(all.first, blocks_seen_[b].any.first), std::max(all.end, blocks_seen_[b].any.end)};
+    }
+    return all;
+  }
+  bool sees(int64_t i) const { return seen_[i].first < seen_[i].end; }
 
-  void compute(int64_t chunk) {
-    for (int64_t i = 0; i < n_; ++i) seen_[i] = visible(chunk, i);
-    int64_t first = kChunk, end = 0;
-    for (int64_t i = 0; i < n_; ++i)
-      if (seen_[i].first < seen_[i].end) first = std::min(first, seen_[i].first), end = std::max(end, seen_[i].end);
+  // One chunk. weighed(): its maxima and sums are known; done(i, d, sum): a vector of row i's values is.
+  template <class Weighed, class Done>
+  void compute(int64_t chunk, Weighed weighed, Done done) {
+    const Visible all = look(chunk);
     if (a_.kv.type == KvType::f32)
-      compute_as<float>(chunk, first, end);
+      compute_as<float>(chunk, all, weighed, done);
     else
-      compute_as<uint16_t>(chunk, first, end);
+      compute_as<uint16_t>(chunk, all, weighed, done);
   }
 
   // Where tile t of a chunk begins in the pool of K or V.
@@ -294,115 +195,161 @@ class Worker {
     return ahead;
   }
 
-  template <class E>
-  void compute_as(int64_t chunk, int64_t first, int64_t end) {
+  template <class E, class Weighed, class Done>
+  void compute_as(int64_t chunk, const Visible& all, Weighed weighed, Done done) {
     const E *keys[kTiles] = {}, *values[kTiles] = {};
-    for (int64_t t = first / kTile; t * kTile < end; ++t) {
+    for (int64_t t = all.first / kTile; t * kTile < all.end; ++t) {
       keys[t] = tile_in<E>(a_.kv.k, u_, chunk, t);
       values[t] = tile_in<E>(a_.kv.v, u_, chunk, t);
     }
-    if (!widen_) {
-      const Ahead ahead = after<E>(chunk);
-      return compute_on(keys, values, dim_, first, end, blocks_ == 1 ? &ahead : nullptr);
+    if (widen_) {
+      score_widened(keys, all);
+      weigh();
+      weighed();
+      return sum_widened(values, all, done);
     }
-    const float *wide_keys[kTiles] = {}, *wide_values[kTiles] = {};
-    for (int64_t t = first / kTile; t * kTile < end; ++t) {
-      float* k = s_.keys + t * kTile * dim_;
-      float* v = s_.values + t * kTile * width_;
-      for (int64_t d = 0; d < dim_ * kTile; d += kLanes) store(k + d, load_kv(keys[t] + d));
-      for (int64_t i = 0; i < kTile; ++i) widen_row(values[t] + i * dim_, v + i * width_);
-      wide_keys[t] = k;
-      wide_values[t] = v;
+    const Ahead ahead = after<E>(chunk);
+    const int64_t last = (all.end + kTile - 1) / kTile;
+    const int64_t together = std::max(1, vectors_for(int((n_ + blocks_ - 1) / blocks_)) / kPerTile);
+    for (int64_t t = all.first / kTile; t < last; t += together) {
+      for (int64_t b = 0; b < blocks_; ++b) score_block(b, keys, t, std::min(t + together, last), blocks_ == 1 ? values : nullptr);
     }
-    compute_on(wide_keys, wide_values, width_, first, end, nullptr);
-  }
-
-  void widen_row(const float* from, float* to) const {
-    std::memcpy(to, from, size_t(dim_) * 4);
-    for (int64_t d = dim_; d < width_; ++d) to[d] = 0.0f;
-  }
-  void widen_row(const uint16_t* from, float* to) const {
-    int64_t d = 0;
-    for (; d + kLanes <= dim_; d += kLanes) store(to + d, load_bf16(from + d));
-    for (; d < dim_; ++d) to[d] = bf16_to_float(from[d]);
-    for (; d < width_; ++d) to[d] = 0.0f;
-  }
-
-  template <class E>
-  void compute_on(const E* const* keys, const E* const* values, int64_t ldv, int64_t first, int64_t end, const Ahead* ahead) {
-    // Few tiles at a time, so that a tile of K stays in the first cache while all rows pass over it.
-    const int64_t together = std::max(1, vectors_for(int((n_ + blocks_ - 1) / blocks_)) / kPerTile), last = (end + kTile - 1) / kTile;
-    for (int64_t t = first / kTile; t < last; t += together) {
-      const int64_t stop = std::min(t + together, last);
-      for (int64_t b = 0; b < blocks_; ++b) scores(b, keys, t, stop, ahead ? values : nullptr);
-    }
-    for (int64_t i = 0; i < n_; ++i) weigh(i);
-    std::memset(s_.chunk_out, 0, size_t(n_ * width_) * 4);
-    const int64_t vectors = ldv / kLanes, most = vectors_for(int((n_ + blocks_ - 1) / blocks_));
-    for (int64_t at = 0, v = most; at < vectors; at += v) {
+    weigh();
+    weighed();
+    const CachedValues<E> cached{values, dim_, blocks_ == 1 ? &ahead : nullptr};
+    const int64_t vectors = dim_ / kLanes;
+    for (int64_t at = 0, v = vectors_for(int((n_ + blocks_ - 1) / blocks_)); at < vectors; at += v) {
       while (at + v > vectors) v /= 2;
-      for (int64_t b = 0; b < blocks_; ++b) value_block(b, values, ldv, at * kLanes, int(v), ahead);
+      for (int64_t b = 0; b < blocks_; ++b) value_block(b, at, int(v), cached, done);
+    }
+  }
+
+  // Few tiles at a time, so that a tile of K stays in the first cache while all rows pass over it.
+  template <class E>
+  void score_widened(const E* const* keys, const Visible& all) {
+    const int64_t last = (all.end + kTile - 1) / kTile;
+    for (int64_t t = all.first / kTile; t < last; t += kTogether) {
+      const float* wide[kTiles] = {};
+      for (int64_t i = t; i < std::min(t + kTogether, last); ++i) {
+        float* k = s_.keys + (i - t) * kTile * dim_;
+        for (int64_t d = 0; d < dim_ * kTile; d += kLanes) store(k + d, load_kv(keys[i] + d));
+        wide[i] = k;
+      }
+      for (int64_t b = 0; b < blocks_; ++b) score_block<float>(b, wide, t, std::min(t + kTogether, last), nullptr);
+    }
+  }
+
+  // Some columns at a time, side by side: a row of V is as long as a power of two, of which the first cache holds few.
+  template <class E, class Done>
+  void sum_widened(const E* const* values, const Visible& all, Done done) {
+    const int64_t vectors = width_ / kLanes;
+    for (int64_t at = 0, v = kPanel; at < vectors; at += v) {
+      while (at + v > vectors) v /= 2;
+      for (int64_t t = all.first; t < all.end; ++t) {
+        const E* from = values[t / kTile] + t % kTile * dim_ + at * kLanes;
+        float* to = s_.values + t * v * kLanes;
+        if (v == kPanel && (at + v) * kLanes <= dim_)
+          for (int i = 0; i < kPanel; ++i) store(to + i * kLanes, load_kv(from + i * kLanes));
+        else
+          widen_some(from, dim_ - at * kLanes, v * kLanes, to);
+      }
+      for (int64_t b = 0; b < blocks_; ++b) value_block(b, at, int(v), WideValues{s_.values}, done);
+    }
+  }
+
+  // `count` columns of V, of which there are `left`, then zeros.
+  template <class E>
+  static void widen_some(const E* from, int64_t left, int64_t count, float* to) {
+    for (int64_t d = 0; d < count; d += kLanes) {
+      E copy[kLanes] = {};
+      if (d < left) std::memcpy(copy, from + d, size_t(std::min<int64_t>(kLanes, left - d)) * sizeof(E));
+      store(to + d, load_kv(copy));
     }
   }
 
   // Scores of block b for its tiles within [t, end): tiles that no row of the block sees are left out.
   template <class E>
-  void scores(int64_t b, const E* const* keys, int64_t t, int64_t end, const E* const* ahead) {
-    const int64_t from = block_start(b), to = block_start(b + 1);
-    int64_t low = kChunk, high = 0;
-    for (int64_t i = from; i < to; ++i)
-      if (seen_[i].first < seen_[i].end) low = std::min(low, seen_[i].first), high = std::max(high, seen_[i].end);
-    t = std::max(t, low / kTile);
-    end = std::min(end, (high + kTile - 1) / kTile);
+  void score_block(int64_t b, const E* const* keys, int64_t t, int64_t end, const E* const* ahead) {
+    const Visible seen = blocks_seen_[b].any;
+    t = std::max(t, seen.first / kTile);
+    end = std::min(end, (seen.end + kTile - 1) / kTile);
     if (t >= end) return;
-    with_rows(int(to - from), [&](auto rows) {
-      score<decltype(rows)::value>(s_.q + from * width_, width_, keys, dim_, s_.scores + from * kChunk, t, end, ahead);
+    const int64_t from = block_start_[b];
+    const float* q = s_.q + from * width_;
+    float* s = s_.scores + from * kChunk;
+    with_rows(int(block_start_[b + 1] - from), [&](auto rows) {
+      constexpr int R = decltype(rows)::value;
+      ahead ? score<R, true>(q, width_, keys, dim_, s, t, end, ahead) : score<R, false>(q, width_, keys, dim_, s, t, end, ahead);
     });
   }
 
-  // Columns [d, d + v * kLanes) of block b.
-  template <class E>
-  void value_block(int64_t b, const E* const* values, int64_t ldv, int64_t d, int v, const Ahead* ahead) {
-    const int64_t from = block_start(b), to = block_start(b + 1);
-    with_rows(int(to - from), [&](auto rows) {
-      constexpr int R = decltype(rows)::value, kMost = vectors_for(R);
-      const auto add_columns = [&](auto vectors) {
+  // Vectors [at, at + v) of block b's values.
+  template <class Values, class Done>
+  void value_block(int64_t b, int64_t at, int v, Values values, Done done) {
+    const int64_t from = block_start_[b];
+    with_rows(int(block_start_[b + 1] - from), [&](auto rows) {
+      constexpr int R = decltype(rows)::value, kMost = Values::most(R);
+      const auto sum = [&](auto vectors) {
         constexpr int V = decltype(vectors)::value;
         if constexpr (V <= kMost)
-          value_rows<R, V>(s_.scores + from * kChunk, values, ldv, d, s_.chunk_out + from * width_, width_, seen_ + from, ahead);
+          sum_values<R, V>(s_.scores + from * kChunk, values.template columns<V>(at * kLanes), seen_ + from, blocks_seen_[b], from,
+                           at * kLanes, done);
       };
-      if (v == 8) return add_columns(Constant<8>());
-      if (v == 4) return add_columns(Constant<4>());
-      if (v == 2) return add_columns(Constant<2>());
-      return add_columns(Constant<1>());
+      if (v == 8) return sum(Constant<8>());
+      if (v == 4) return sum(Constant<4>());
+      if (v == 2) return sum(Constant<2>());
+      return sum(Constant<1>());
     });
   }
 
-  // Row i: scores become weights relative to the chunk's own maximum.
-  void weigh(int64_t i) {
-    const Visible seen = seen_[i];
-    m_[i] = -kInf;
-    l_[i] = 0.0f;
-    if (seen.first >= seen.end) return;
-    float* s = s_.scores + i * kChunk;
-    const int64_t low = seen.first / kTile * kTile, high = (seen.end + kTile - 1) / kTile * kTile;
+  // Scores become weights relative to each row's maximum of the chunk. In two passes over all rows: the steps of one row wait for
+  // each other.
+  void weigh() {
+    for (int64_t i = 0; i < n_; ++i) {
+      m_[i] = -kInf;
+      l_[i] = 0.0f;
+      if (sees(i)) m_[i] = mask(seen_[i], s_.scores + i * kChunk);
+    }
+    for (int64_t i = 0; i < n_; ++i)
+      if (sees(i)) l_[i] = exponentiate(seen_[i], m_[i], s_.scores + i * kChunk);
+  }
+
+  // The first and the last token of the tiles that a row sees.
+  static int64_t low(const Visible& seen) { return seen.first / kTile * kTile; }
+  static int64_t high(const Visible& seen) { return (seen.end + kTile - 1) / kTile * kTile; }
+
+  // Scores capped, what is not seen -inf; returns the maximum.
+  float mask(const Visible& seen, float* s) const {
     if (a_.soft_cap > 0.0f) {
       const F cap = set1(a_.soft_cap);
-      for (int64_t t = low; t < high; t += kLanes) store(s + t, mul(cap, tanh(div(load(s + t), cap))));
+      for (int64_t t = low(seen); t < high(seen); t += kLanes) store(s + t, mul(cap, tanh(div(load(s + t), cap))));
     }
-    for (int64_t t = low; t < seen.first; ++t) s[t] = -kInf;
-    for (int64_t t = seen.end; t < high; ++t) s[t] = -kInf;
+    if (seen.first > low(seen)) hide(s, seen, low(seen));
+    if (seen.end < high(seen)) hide(s, seen, high(seen) - kTile);
     F top = set1(-kInf);
-    for (int64_t t = low; t < high; t += kLanes) top = max(top, load(s + t));
-    m_[i] = reduce_max(top);
-    const F m = set1(m_[i]);
+    for (int64_t t = low(seen); t < high(seen); t += kLanes) top = max(top, load(s + t));
+    return reduce_max(top);
+  }
+
+  // -inf for what is not seen of the tile that begins at t; without a branch, as its length is never the same.
+  static void hide(float* s, const Visible& seen, int64_t t) {
+    static constexpr float kCount[kTile] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const F before = set1(float(seen.first - t)), end = set1(float(seen.end - t)), hidden = set1(-kInf);
+    for (int64_t i = 0; i < kTile; i += kLanes) {
+      const F index = load(kCount + i);
+      store(s + t + i, select_gt(before, index, hidden, select_gt(end, index, load(s + t + i), hidden)));
+    }
+  }
+
+  static float exponentiate(const Visible& seen, float top, float* s) {
+    const F m = set1(top);
     F sum = zero();
-    for (int64_t t = low; t < high; t += kLanes) {
+    for (int64_t t = low(seen), end = high(seen); t < end; t += kLanes) {
       const F p = exp_nonpositive(sub(load(s + t), m));
       sum = octavo::OCTAVO_NS::add(sum, p);
       store(s + t, p);
     }
-    l_[i] = reduce_add(sum);
+    return reduce_add(sum);
   }
 
   void start() {
@@ -410,32 +357,29 @@ class Worker {
     std::memset(s_.out, 0, size_t(n_ * width_) * 4);
   }
 
-  // Merges a chunk's results into the totals. Rows that see nothing of the chunk are left alone.
-  void merge(int64_t chunk, const float* m, const float* l, const float* o) {
-    float old_factor[kMaxRows], new_factor[kMaxRows];
+  // Takes a chunk's maxima and sums into the totals; what merge() then multiplies. Rows that see nothing of the chunk are left alone.
+  void absorb(const float* m, const float* l) {
     for (int64_t i = 0; i < n_; i += kLanes) {
       const F before = load(total_m_ + i), now = load(m + i), top = max(now, before);
-      store(old_factor + i, exp_nonpositive(sub(before, top)));
-      store(new_factor + i, exp_nonpositive(sub(now, top)));
+      store(old_factor_ + i, exp_nonpositive(sub(before, top)));
+      store(new_factor_ + i, exp_nonpositive(sub(now, top)));
     }
     for (int64_t i = 0; i < n_; ++i) {
-      const Visible seen = visible(chunk, i);
-      if (seen.first >= seen.end) continue;
+      if (!sees(i)) continue;
       total_m_[i] = m[i] > total_m_[i] ? m[i] : total_m_[i];
-      total_l_[i] = total_l_[i] * old_factor[i] + l[i] * new_factor[i];
-      const F a = set1(old_factor[i]), b = set1(new_factor[i]);
-      float* out = s_.out + i * width_;
-      for (int64_t d = 0; d < width_; d += kLanes) store(out + d, fma(load(out + d), a, mul(load(o + i * width_ + d), b)));
+      total_l_[i] = total_l_[i] * old_factor_[i] + l[i] * new_factor_[i];
     }
   }
 
-  void write(int64_t i) const {
-    float* y = a_.y + (u_.first_row + i / u_.num_heads) * a_.ldy + offset(i);
-    const F inverse = set1(1.0f / total_l_[i]);
-    const float* out = s_.out + i * width_;
-    int64_t d = 0;
-    for (; d + kLanes <= dim_; d += kLanes) store(y + d, mul(load(out + d), inverse));
-    if (d < dim_) store_n(y + d, mul(load(out + d), inverse), int(dim_ - d));
+  void write() const {
+    each_row([&](int64_t i, int64_t row, int64_t at) {
+      float* y = a_.y + row * a_.ldy + at;
+      const F inverse = set1(1.0f / total_l_[i]);
+      const float* out = s_.out + i * width_;
+      int64_t d = 0;
+      for (; d + kLanes <= dim_; d += kLanes) store(y + d, mul(load(out + d), inverse));
+      if (d < dim_) store_n(y + d, mul(load(out + d), inverse), int(dim_ - d));
+    });
   }
 
   const AttentionArgs& a_;
@@ -444,9 +388,11 @@ class Worker {
   const Scratch& s_;
   const int64_t dim_, width_, n_, blocks_;
   bool widen_;
-  int64_t end_ = 0;  // chunks from here on are not this thread's
+  int64_t end_ = 0;                    // chunks from here on are not this thread's
+  int64_t block_start_[kMaxRows + 1];  // rows of each block: as even as possible, at most kBlockRows
   Visible seen_[kMaxRows];
-  alignas(64) float m_[kMaxRows], l_[kMaxRows], total_m_[kMaxRows], total_l_[kMaxRows];
+  BlockSeen blocks_seen_[kMaxRows];
+  alignas(64) float m_[kMaxRows], l_[kMaxRows], total_m_[kMaxRows], total_l_[kMaxRows], old_factor_[kMaxRows], new_factor_[kMaxRows];
 };
 
 // ---- the division of the work ----

@@ -34,8 +34,15 @@ float sum(const float* x, int64_t n) {
 float sum_of_squares(const float* x, int64_t n, float center) {
   F sums[4] = {zero(), zero(), zero(), zero()};
   const F c = set1(center);
-  int j = 0;
-  for (int64_t i = 0; i < n; i += kLanes, ++j) {
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      const F x_v = sub(load(x + i + v * kLanes), c);
+      sums[v] = fma(x_v, x_v, sums[v]);
+    }
+  }
+  for (int j = 0; i < n; i += kLanes, ++j) {
     const F v = first_lanes(sub(load_some(x + i, n - i), c), n - i);
     sums[j % 4] = fma(v, v, sums[j % 4]);
   }
@@ -55,7 +62,10 @@ Stats measure(const NormArgs& a, const float* x, int64_t n) {
 // Elements [first, first + n) of one normalised slice into out; n is at most kGroup when out is a buffer.
 void apply(const NormArgs& a, const Stats& s, const float* x, int64_t first, int64_t n, float* out) {
   const F mean = set1(s.mean), inverse = set1(s.inverse);
-  for (int64_t i = 0; i < n; i += kLanes) {
+  int64_t i = 0;
+  if (!a.layer_norm)
+    for (; i + kLanes <= n; i += kLanes) store(out + i, mul(mul(load(x + first + i), inverse), load(a.weight + first + i)));
+  for (; i < n; i += kLanes) {
     const int64_t left = n - i;
     F v = load_some(x + first + i, left);
     if (a.layer_norm) v = sub(v, mean);
@@ -76,9 +86,16 @@ void norm_heads(const NormArgs& a, const float* x, float* y) {
 // Normalises and quantises group by group, so that nothing but codes is written when y is not wanted.
 void norm_quantised(const NormArgs& a, const float* x, float* y, int8_t* q, float* scale, float* group_sum) {
   const Stats s = measure(a, x, a.r.width);
-  for (int64_t first = 0, g = 0; first < a.k_padded; first += kGroup, ++g) {
+  int64_t first = 0, g = 0;
+  for (; first + kGroup <= a.r.width; first += kGroup, ++g) {
+    float buffer[kGroup];
+    float* out = a.store ? y + first : buffer;
+    apply(a, s, x, first, kGroup, out);
+    quantize_group(out, q + first, scale + g, group_sum + g);
+  }
+  for (; first < a.k_padded; first += kGroup, ++g) {
     float buffer[kGroup] = {};
-    const int64_t left = a.r.width - first, n = left < kGroup ? left : kGroup;
+    const int64_t n = a.r.width - first;
     if (n > 0) {
       apply(a, s, x, first, n, buffer);
       if (a.store) std::memcpy(y + first, buffer, size_t(n) * 4);
