@@ -214,13 +214,13 @@ def ready() -> EngineReady:
 
 def test_the_greeting_has_an_address_and_a_line_to_try() -> None:
     watch = Stopwatch()
-    watch.lap("find model")
+    watch.phases.append(("find model", 0.02))
     text = greeting(ready(), AsyncEngineArgs(served_model_name="it's"), ServerArgs(host="0.0.0.0"), "0.0.0.0", 8123, watch)
     assert "http://127.0.0.1:8123" in text
     assert "1,600 tokens in 100 blocks of 16" in text
     assert "cpu avx2, 2 threads" in text
     assert "map weights 0.01" in text
-    assert "find model 0.00" in text
+    assert "find model 0.02" in text
     words = shlex.split(next(line for line in text.splitlines() if "curl" in line).partition("curl ")[2])
     assert words[0] == "http://127.0.0.1:8123/v1/completions"
     assert '"model": "it\'s"' in words[words.index("-d") + 1]
