@@ -109,12 +109,8 @@ def _program(model: Decoder, config: EngineConfig) -> CpuProgram | ReferenceProg
             model, num_blocks=config.cache.num_blocks, block_size=config.cache.block_size, kv_dtype=config.kv_dtype,
             max_rows=limits.max_num_seqs, max_positions=max_positions,
         )  # fmt: skip
-    program = CpuProgram(
+    return CpuProgram(
         model, num_blocks=config.cache.num_blocks, block_size=config.cache.block_size, kv_dtype=config.kv_dtype,
         max_tokens=limits.max_num_batched_tokens, max_rows=limits.max_num_seqs, max_positions=max_positions, isa=config.device.isa,
         takes_weights=True,
     )  # fmt: skip
-    # The kernels have their own copy now: let go of the mapped file.
-    for linear in model.linears():
-        linear.weights = ()
-    return program

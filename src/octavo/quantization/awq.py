@@ -14,12 +14,11 @@ from octavo.errors import ConfigError
 from octavo.gguf_file import shown
 from octavo.ops.packed import PackedWeight
 from octavo.quantization import Tensors, declared, method_config, pack_plain
-from octavo.quantization.integers import IntegerMatrix, integers_of, scales_of
+from octavo.quantization.integers import IntegerMatrix, integers_of, require_middle, scales_of
 from octavo.quantization.modules import group_size, refuse_listed, refuse_set
 
 TENSORS = ("qweight", "qzeros", "scales")
 PER_WORD = 8
-MIDDLE = 8  # the zero point of symmetric files, which store it all the same
 # The nibble that holds each of a word's channels.
 NIBBLE_OF = (0, 4, 1, 5, 2, 6, 3, 7)
 
@@ -72,8 +71,8 @@ class AWQ:
             return np.ascontiguousarray(channels(qweight[:, first // PER_WORD : last // PER_WORD]).T)
 
         zeros = channels(integers_of(stored_zeros, "I32"))
-        if not self.zero_point and not (zeros == MIDDLE).all():
-            raise stored_zeros.error("holds zero points off the middle, though the configuration says zero_point = false")
+        if not self.zero_point:
+            require_middle(stored_zeros, zeros, 4, "zero_point = false")
         matrix = IntegerMatrix(4, n, k, group, codes, scales_of(stored_scales).T, zeros.T)
         try:
             return matrix.pack()

@@ -14,7 +14,7 @@ from octavo.errors import ConfigError
 from octavo.gguf_file import shown
 from octavo.ops.packed import PackedWeight
 from octavo.quantization import Tensors, declared, method_config, pack_plain
-from octavo.quantization.integers import IntegerMatrix, column_order, integers_of, scales_of, words
+from octavo.quantization.integers import IntegerMatrix, column_order, integers_of, require_middle, scales_of, words
 from octavo.quantization.modules import group_size, refuse_listed, refuse_set
 
 TENSORS = ("qweight", "qzeros", "scales", "g_idx")
@@ -86,8 +86,8 @@ class GPTQ:
         stored = self.tensors.get(f"{name}.qzeros")
         stored.check_shape(groups, n * self.bits // 32)
         zeros = (words(integers_of(stored, "I32"), self.bits) + np.uint8(self.zero_offset)) & np.uint8((1 << self.bits) - 1)
-        if self.sym and not (zeros == 1 << (self.bits - 1)).all():
-            raise stored.error("holds zero points off the middle, though the configuration says sym = true")
+        if self.sym:
+            require_middle(stored, zeros, self.bits, "sym = true")
         return zeros.T
 
     def _order(self, name: str, k: int, group: int) -> NDArray[np.int32] | None:

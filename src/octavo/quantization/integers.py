@@ -60,6 +60,12 @@ def words(packed: NDArray[Any], bits: int) -> U8:
     return codes
 
 
+def require_middle(tensor: StoredTensor, zeros: U8, bits: int, said: str) -> None:
+    """Zero points of a symmetric matrix, which may store them all the same. ModelFileError unless all are in the middle of the codes."""
+    if not (zeros == 1 << (bits - 1)).all():
+        raise tensor.error(f"holds zero points off the middle, though the configuration says {said}")
+
+
 def column_order(tensor: StoredTensor, groups: NDArray[Any], k: int, group: int) -> NDArray[np.int32] | None:
     """From the group of each input, the order in which groups lie together; None if they do already.
 

@@ -52,6 +52,7 @@ class OnLoadOutside:
     def __init__(self, tensors: Tensors, inner: Format) -> None:
         self.tensors = tensors
         self.inner = inner
+        self.outside = OnLoad(tensors, "w8")
 
     def uses(self, name: str) -> tuple[str, ...]:
         return self.inner.uses(name)
@@ -60,9 +61,7 @@ class OnLoadOutside:
         weight = f"{name}.weight"
         if not is_outside_layers(name) or self.inner.uses(name) != (weight,) or self.tensors.get(weight).dtype not in PLAIN:
             return self.inner.pack(name, n, k)
-        stored = self.tensors.get(weight)
-        stored.check_shape(n, k)
-        return quantized(stored, n, k, "w8")
+        return self.outside.pack(name, n, k)
 
 
 def is_outside_layers(name: str) -> bool:

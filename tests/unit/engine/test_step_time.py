@@ -38,6 +38,12 @@ def draw(rng: random.Random) -> StepShape:
     return StepShape(num_decodes, num_decodes * rng.randint(20, 900), num_prompt_tokens, reach)
 
 
+def teach(model: StepTimeModel, rng: random.Random, truth: tuple[float, ...], num_steps: int) -> None:
+    for _ in range(num_steps):
+        shape = draw(rng)
+        model.observe(shape, true_seconds(truth, shape))
+
+
 def errors(model: StepTimeModel, truth: tuple[float, ...]) -> list[float]:
     return [model.predict(shape) / true_seconds(truth, shape) - 1 for shape in PROBES]
 
@@ -45,9 +51,7 @@ def errors(model: StepTimeModel, truth: tuple[float, ...]) -> list[float]:
 @pytest.mark.parametrize("truth", TRUTHS.values(), ids=TRUTHS.keys())
 def test_it_finds_the_coefficients(truth: tuple[float, ...]) -> None:
     rng, model = random.Random(1), StepTimeModel()
-    for _ in range(600):
-        shape = draw(rng)
-        model.observe(shape, true_seconds(truth, shape))
+    teach(model, rng, truth, 600)
     assert all(abs(error) < 0.05 for error in errors(model, truth)), errors(model, truth)
     for i in (0, 1, 3):
         assert model.coefficients[i] == pytest.approx(truth[i], rel=0.2)
@@ -67,22 +71,16 @@ def test_stalls_move_it_little(truth: tuple[float, ...]) -> None:
 def test_a_slower_machine_is_followed() -> None:
     truth = TRUTHS["compute-bound"]
     rng, model = random.Random(3), StepTimeModel()
-    for _ in range(300):
-        shape = draw(rng)
-        model.observe(shape, true_seconds(truth, shape))
+    teach(model, rng, truth, 300)
     slower = tuple(2.5 * c for c in truth)
-    for _ in range(1500):
-        shape = draw(rng)
-        model.observe(shape, true_seconds(slower, shape))
+    teach(model, rng, slower, 1500)
     assert all(abs(error) < 0.1 for error in errors(model, slower)), errors(model, slower)
 
 
 def test_a_long_time_of_one_kind_does_not_make_it_forget_the_others() -> None:
     truth = TRUTHS["large, memory-bound"]
     rng, model = random.Random(4), StepTimeModel()
-    for _ in range(400):
-        shape = draw(rng)
-        model.observe(shape, true_seconds(truth, shape))
+    teach(model, rng, truth, 400)
     alone = StepShape(1, 256, 0, 0)
     for _ in range(5000):
         model.observe(alone, true_seconds(truth, alone))

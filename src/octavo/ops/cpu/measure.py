@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from octavo import _native
 from octavo.ops.cpu.peaks import Peaks, better, cache_sizes, cached_bytes
-from octavo.ops.cpu.program import check_isa
+from octavo.ops.cpu.program import check_isa, native_weight
 from octavo.ops.packed import PackedWeight
 
 MEMORY_TIMES_CACHE = 16  # a buffer so many times the last cache is read from memory, for all that cache can do
@@ -51,9 +51,8 @@ class Products:
     """Copies of a weight, as the kernels hold it, to be multiplied in turn: enough of them are in no cache when their turn comes again."""
 
     def __init__(self, weight: PackedWeight, copies: int, isa: str = "") -> None:
-        sources = [(part.codes, part.scales, part.mins, part.zeros) for part in weight.parts]
         self._isa = isa
-        self._copies = [_native.pack(weight.kind.value, weight.n, weight.k, sources, isa, weight.table) for _ in range(copies)]
+        self._copies = [native_weight(weight, isa) for _ in range(copies)]
 
     @property
     def weight_bytes(self) -> int:

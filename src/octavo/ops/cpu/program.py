@@ -88,17 +88,14 @@ class CpuProgram:
     def _weight(self, weight: PackedWeight) -> Any:
         """The weight in the kernels' layout, made once: a tied head shares the embedding's."""
         if id(weight) not in self._packed:
-            sources = [(part.codes, part.scales, part.mins, part.zeros) for part in weight.parts]
-            self._packed[id(weight)] = _native.pack(weight.kind.value, weight.n, weight.k, sources, self._isa, weight.table)
+            self._packed[id(weight)] = native_weight(weight, self._isa)
             self._keep.append(self._packed[id(weight)])
             if self._takes_weights:
-                del sources
                 weight.release()
         return self._packed[id(weight)]
 
     def _packed_bytes(self, step: Step) -> list[int]:
-        weights = step.experts[0] if step.experts else () if step.weight is None else (step.weight,)
-        return [self._weight(weight).nbytes for weight in weights]
+        return [self._weight(weight).nbytes for weight in step.matrices]
 
     def _array(self, array: NDArray[np.float32] | None) -> F32:
         """A copy that lives as long as the program: a view would keep the whole mapped file."""
@@ -197,6 +194,12 @@ class CpuProgram:
         moe = step.node.moe
         assert moe is not None and step.y is not None
         native.combine(_ref(step.x), _ref(step.y), _ref(step.b), step.y.width, moe.top_k, _routing(step.routing))
+
+
+def native_weight(weight: PackedWeight, isa: str) -> Any:
+    """A copy of the weight in the layout of a variant's kernels."""
+    sources = [(part.codes, part.scales, part.mins, part.zeros) for part in weight.parts]
+    return _native.pack(weight.kind.value, weight.n, weight.k, sources, isa, weight.table)
 
 
 def check_isa(isa: str) -> None:

@@ -63,7 +63,7 @@ def shape_of(step: Step, packed_bytes: Sequence[int], layout: KvLayout, kv_bytes
     written = (_floats(step.y) if step.store else 0) + out
     moe, spec = step.node.moe, step.node.spec
     attends, plain = step.op in ("attention", "kv_write"), step.weight is None and not step.experts
-    weights = step.experts[0] if step.experts else () if step.weight is None else (step.weight,)
+    weights = step.matrices
     return Shape(
         step.op,
         picked=step.stage == 1,

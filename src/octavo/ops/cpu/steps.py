@@ -113,6 +113,13 @@ class Step:
     experts: tuple[tuple[PackedWeight, ...], ...] = ()
     order: I32 | None = None
 
+    @property
+    def matrices(self) -> tuple[PackedWeight, ...]:
+        """Its weight, or of a mixture those of the first expert."""
+        if self.experts:
+            return self.experts[0]
+        return () if self.weight is None else (self.weight,)
+
     def buffers(self) -> Iterable[Buffer]:
         """All that it reads or writes."""
         yield from (place.buffer for place in (self.x, self.y, self.b) if place is not None)
