@@ -82,6 +82,12 @@ def test_logits_can_be_asked_again() -> None:
     assert np.array_equal(first[2], again[0]) and np.array_equal(first[0], again[1])
 
 
+def test_behind_the_last_attention_only_picked_rows_are_computed() -> None:
+    program = CpuProgram(model_of(("w4m",)), num_blocks=BLOCKS, block_size=BLOCK, kv_dtype="bfloat16", max_rows=4, max_positions=256, max_tokens=64)
+    assert [shape.op for shape in program.shapes if not shape.picked] == ["embed", "norm", "linear", "rope", "kv_write", "attention"]
+    assert sum(shape.op == "linear" for shape in program.shapes if shape.picked) == 4
+
+
 def test_weights_can_be_taken() -> None:
     common = dict(num_blocks=BLOCKS, block_size=BLOCK, kv_dtype="bfloat16", max_rows=32, max_positions=256, max_tokens=64)
     rows = np.array([0, 20, 25, 26, 27], np.int32)

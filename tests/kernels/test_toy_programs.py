@@ -10,6 +10,7 @@ from toy_models import BLOCK, BLOCKS, LONGEST, Cut, Elements, Mixture, Parallel,
 
 from octavo.errors import ConfigError
 from octavo.ops.batch import Batch, MoeSpec
+from octavo.ops.cpu import program as programs
 from octavo.ops.cpu.program import CpuProgram
 from octavo.ops.cpu.threads import available_cpus, set_num_threads
 from octavo.runner.reference import ReferenceProgram
@@ -89,6 +90,21 @@ def test_rows_do_not_depend_on_the_batch(name: str) -> None:
                 assert out.tobytes() == np.concatenate([whole[i] for i in order]).tobytes()
     finally:
         set_num_threads(available_cpus())
+
+
+@pytest.mark.parametrize("isa", ["", "portable"])
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_that_are_picked_early_are_those_of_all(name: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By bits, and however often and in whatever order rows of one batch are asked for."""
+    model = MODELS[name]()
+    batch = batch_of(CUTS, model.kv_layout.windows)
+    early = program_of(model, isa, "bfloat16")
+    monkeypatch.setattr(programs, "pick_early", lambda nodes, logits: (nodes, logits))
+    late = program_of(model, isa, "bfloat16")
+    whole = rows_of(late, batch)
+    early.forward(batch)
+    for rows in ([27], range(28), [20, 25, 26, 27], [3, 3, 3], range(27, -1, -1), [27]):
+        assert early.logits(np.array(rows, np.int32)).tobytes() == whole[list(rows)].tobytes()
 
 
 @pytest.mark.parametrize("name", ["windows f32", "windows w4"])

@@ -19,6 +19,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from octavo import LLM, SamplingParams
+from octavo.ops.cpu import program as programs
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -171,6 +172,20 @@ def test_batches(expected, serve, key: str, backend: str) -> None:
     if "rope longrope" not in CASES[key].shows:  # whose short sequences transformers turns by other frequencies
         last = exact_logits(theirs.model, OTHERS[0], CASES[key].dynamic)
         assert np.abs(together[1] - last).max() < bound
+
+
+@every_case
+def test_rows_that_are_picked_early_are_those_of_all(expected, serve, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By bits, and asked again in any order: what a head's rows need of the last layer is computed for them alone."""
+    folder = expected(key).folder
+    early = serve(folder, "cpu", longest=75)
+    whole = early.logits([IDS])[0]
+    for rows in ([74], range(30, 75), [3, 3], [74, 0]):
+        assert np.array_equal(early.program.logits(np.array(rows, np.int32)), whole[list(rows)])
+    monkeypatch.setattr(programs, "pick_early", lambda nodes, logits: (nodes, logits))
+    late = serve(folder, "cpu", longest=75)
+    assert np.array_equal(late.logits([IDS])[0], whole)
+    assert late.program.shapes != early.program.shapes or "MoE" in CASES[key].shows
 
 
 @both_backends

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from octavo import _native
 from octavo.errors import ConfigError
 from octavo.ops.batch import Batch, KvLayout
+from octavo.ops.cpu.pick import pick_early
 from octavo.ops.cpu.plan import Planner
 from octavo.ops.cpu.shapes import Shape, shape_of
 from octavo.ops.cpu.steps import Place, Plan, QuantPlace, Routing, Step
@@ -46,7 +47,7 @@ class CpuProgram:
         self._isa = isa
         self._takes_weights = takes_weights
         nodes, _, logits = trace(model, max_positions)
-        plan = Planner(nodes, logits).plan(max_tokens, max_rows)
+        plan = Planner(*pick_early(nodes, logits)).plan(max_tokens, max_rows)
         self.kv_layout = layout
         self.kv_bytes = 4 if kv_dtype == "float32" else 2  # of a number in the cache
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, model.vocab_size
