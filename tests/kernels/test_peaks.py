@@ -99,6 +99,16 @@ def test_every_instruction_of_a_step_is_accounted_for(name: str, peaks: Peaks) -
         assert step.seconds > 0
 
 
+def test_the_last_layer_is_told_apart_where_it_works_on_other_rows(peaks: Peaks) -> None:
+    """A chunk of a prompt that ends in a sampled row: what is done behind the last attention is done for that row."""
+    works = works_of((1, 70), 100)
+    bench = StepBench(program_of(Toy(("w4m",)), works), peaks, BRIEF)
+    step = bench.measure(Work((Cut(70, 70),), 1))
+    rows = {f.name: f.rows for f in step.figures}
+    assert rows["linear w4 160x96"] == 70 and rows["linear w4 96x96, picked rows"] == rows["linear w4 208x96, picked rows"] == 1
+    assert "linear w4 96x96" in {f.name for f in bench.measure(works[0]).figures}
+
+
 def test_shapes_name_what_the_program_runs(peaks: Peaks) -> None:
     program = program_of(Toy(("w4m",)), works_of((1,), 64))
     bench = StepBench(program, peaks, BRIEF)

@@ -1,9 +1,10 @@
-"""Kernels beside the machine's limits as tables for people, JSON for scripts, and a picture. Measures nothing."""
+"""Kernels beside the machine's limits as tables for people and pages, JSON for scripts, and a picture. Measures nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,18 @@ from octavo.ops.cpu.peaks import Peaks
 
 GIGA = 1e-9
 STEP_HEAD = ("", "times", "us each", "ms", "of step", "GB/s", "Gop/s", "limit by", "ms at best", "of limit")
+MARKDOWN_HEAD = "| | times | ms | of step | ms at best | limit by | of limit |\n|---|--:|--:|--:|--:|---|--:|"
 PRODUCT_HEAD = ("", "rows", "us", "GB/s", "Gop/s", "limit by", "us at best", "of limit")
+
+
+class Part(str, Enum):
+    """What a step's time goes to, roughly. REST: what no instruction accounts for, such as the start of threads and Python."""
+
+    PRODUCTS = "products"
+    ATTENTION = "attention"
+    OTHER = "other instructions"
+    SAMPLING = "sampling"
+    REST = "rest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +43,12 @@ class Figure:
     def share(self) -> float:
         """Of the limit that was reached."""
         return self.limit.seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def part(self) -> Part:
+        if self.cost.kind is not None:
+            return Part.PRODUCTS
+        return {"attention": Part.ATTENTION, "sample": Part.SAMPLING}.get(self.name.split()[0].rstrip(","), Part.OTHER)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -61,11 +79,21 @@ class StepFigures:
         """Of one instruction after the other."""
         return sum(figure.limit.seconds for figure in self.figures)
 
+    @property
+    def parts(self) -> dict[Part, float]:
+        """Seconds of each part that the step has, with a clock around each instruction."""
+        seconds = dict.fromkeys(Part, 0.0)
+        for figure in self.figures:
+            seconds[figure.part] += figure.seconds
+        seconds[Part.REST] = self.rest_seconds
+        return {part: spent for part, spent in seconds.items() if spent}
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "name": self.name, "tokens": self.tokens, "length": self.length, "seconds": self.seconds,
-            "limit_seconds": self.limit_seconds, "rest_seconds": self.rest_seconds, "ops": [figure.as_dict() for figure in self.figures],
+            "limit_seconds": self.limit_seconds, "rest_seconds": self.rest_seconds, "parts": {part.value: s for part, s in self.parts.items()},
+            "ops": [figure.as_dict() for figure in self.figures],
         }  # fmt: skip
 
 
@@ -77,6 +105,14 @@ def peaks_text(peaks: Peaks) -> str:
         f"  products: fp32 {peaks.f32 * GIGA:.0f}, bf16 {peaks.bf16 * GIGA:.0f}, 4-bit {peaks.w4 * GIGA:.0f}, 8-bit {peaks.w8 * GIGA:.0f} Gop/s\n"
         f"  reading: memory {peaks.memory * GIGA:.1f} GB/s (small pages {peaks.memory_small_pages * GIGA:.1f}){cache}"
     )
+
+
+def summary(step: StepFigures) -> str:
+    """A step in one line: its time, where that goes, and how near the limit it is."""
+    parts = step.parts
+    whole = sum(parts.values())
+    shares = ", ".join(f"{part.value} {spent / whole:.0%}" for part, spent in parts.items())
+    return f"{step.seconds * 1e3:.3g} ms: {shares}; {step.limit_seconds / step.seconds:.0%} of the limit"
 
 
 def step_text(step: StepFigures) -> str:
@@ -93,7 +129,20 @@ def step_text(step: StepFigures) -> str:
     rows.append(("rest: start of threads, Python", "", "", f"{rest * 1e3:.3f}", f"{rest / step.seconds:.1%}", "", "", "", "", ""))
     whole = (f"{step.seconds * 1e3:.3f}", "100.0%", "", "", "", f"{step.limit_seconds * 1e3:.3f}", f"{step.limit_seconds / step.seconds:.0%}")
     rows.append(("whole step", "", "", *whole))
-    return f"{step.name}: {step.tokens / step.seconds:,.0f} tokens/s\n{_aligned((STEP_HEAD, *rows))}"
+    return f"{step.name}: {step.tokens / step.seconds:,.0f} tokens/s, {summary(step)}\n{_aligned((STEP_HEAD, *rows))}"
+
+
+def step_markdown(step: StepFigures) -> str:
+    """The same for a page."""
+    lines = [f"**{step.name[0].upper()}{step.name[1:]}**, {summary(step)}.", "", MARKDOWN_HEAD]
+    lines += [
+        f"| {f.name} | {f.count} | {f.seconds * 1e3:.3f} | {f.seconds / step.seconds:.1%} | {f.limit.seconds * 1e3:.3f} | {f.limit.bound.value} | {f.share:.0%} |"
+        for f in step.figures
+    ]
+    lines.append(f"| rest: start of threads, Python | | {step.rest_seconds * 1e3:.3f} | {step.rest_seconds / step.seconds:.1%} | | | |")
+    limit = step.limit_seconds
+    lines.append(f"| whole step | | {step.seconds * 1e3:.3f} | 100% | {limit * 1e3:.3f} | | {limit / step.seconds:.0%} |")
+    return "\n".join(lines)
 
 
 def products_text(figures: Sequence[Figure]) -> str:

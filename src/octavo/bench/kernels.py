@@ -103,7 +103,8 @@ class StepBench:
         named: dict[str, list[tuple[Shape, float]]] = {}
         for shape, times in zip(shapes, zip(*(run.instructions for run in profile), strict=True), strict=True):
             if work.picked or not shape.picked:
-                named.setdefault(shape.name, []).append((shape, median(times)))
+                apart = shape.picked and work.picked != work.tokens  # the same product does other work on other rows
+                named.setdefault(shape.name + (", picked rows" if apart else ""), []).append((shape, median(times)))
         figures = [self._figure(name, members, work, step_bytes) for name, members in named.items()]
         if work.picked:
             cost, seconds = sampling_cost(work.picked, self._program.vocab_size), median(run.sampling for run in profile)

@@ -10,15 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.bench.costs import Bound, Cost, Cut, Work, cost_of, limit_of, memory_bytes, product_cost, sampling_cost
+from octavo.bench.costs import (
+    Bound,
+    Cost,
+    Cut,
+    Limit,
+    Work,
+    cost_of,
+    limit_of,
+    memory_bytes,
+    product_cost,
+    sampling_cost,
+)
 from octavo.bench.kernel_report import (
     Figure,
+    Part,
     StepFigures,
     as_json,
     draw_products,
     draw_steps,
     peaks_text,
     products_text,
+    step_markdown,
     step_text,
 )
 from octavo.bench.weights import FORMS, random_weight
@@ -152,7 +165,7 @@ def test_a_step_as_text_and_json() -> None:
     step = StepFigures("decode of 8, 64 tokens each", 8, 64, 4e-3, 1e-3, figures())
     assert step.limit_seconds == pytest.approx(1e-5 + 4e-7)
     lines = step_text(step).splitlines()
-    assert lines[0] == "decode of 8, 64 tokens each: 2,000 tokens/s"
+    assert lines[0] == "decode of 8, 64 tokens each: 2,000 tokens/s, 4 ms: products 50%, sampling 25%, rest 25%; 0% of the limit"
     assert lines[3].split() == ["linear", "w4", "100x10", "30", "66.7", "2.000", "50.0%", "0.1", "1.0", "memory", "0.010", "0%"]
     assert lines[-2].split()[-2:] == ["1.000", "25.0%"]
     assert len({len(line.rstrip()) for line in lines[1:3]}) == 1
@@ -160,9 +173,30 @@ def test_a_step_as_text_and_json() -> None:
     assert told["peaks"]["w4"] == 500e9
     assert told["steps"][0]["ops"][0]["bound"] == "memory"
     assert told["steps"][0]["ops"][0]["share"] == pytest.approx(5e-3)
+    assert told["steps"][0]["parts"] == {"products": 2e-3, "sampling": 1e-3, "rest": 1e-3}
     assert "products" not in told
     assert "bf16 200" in peaks_text(PEAKS)
     assert "L3" not in peaks_text(dataclasses.replace(PEAKS, cache=None))
+
+
+def test_a_step_for_a_page() -> None:
+    lines = step_markdown(StepFigures("decode of 8, 64 tokens each", 8, 64, 4e-3, 1e-3, figures())).splitlines()
+    assert lines[0] == "**Decode of 8, 64 tokens each**, 4 ms: products 50%, sampling 25%, rest 25%; 0% of the limit."
+    assert lines[4] == "| linear w4 100x10 | 30 | 2.000 | 50.0% | 0.010 | memory | 0% |"
+    assert len({line.count("|") for line in lines[2:]}) == 1
+    assert lines[-1].startswith("| whole step | | 4.000 | 100%")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "part"),
+    [
+        ("linear w4 8x8, picked rows", WeightKind.W4, Part.PRODUCTS), ("experts w8 8x8", WeightKind.W8, Part.PRODUCTS), ("attention", None, Part.ATTENTION),
+        ("attention, window 20", None, Part.ATTENTION), ("embed", None, Part.OTHER), ("norm + quantize 64", None, Part.OTHER),
+        ("sample greedily", None, Part.SAMPLING),
+    ],
+)  # fmt: skip
+def test_each_instruction_is_of_one_part(name: str, kind: WeightKind | None, part: Part) -> None:
+    assert Figure(name, 1, 1, 1e-3, Cost(kind=kind), Limit(0.0, Bound.MEMORY)).part is part
 
 
 def test_products_as_text_and_json() -> None:
