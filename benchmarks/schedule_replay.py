@@ -19,7 +19,7 @@ from pathlib import Path
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.step_time import StepShape, StepTimeModel
-from octavo.protocol import EngineCoreRequest, ModelRunnerOutput, SampledToken, SchedulerOutput
+from octavo.protocol import EngineCoreRequest, ModelRunnerOutput, SampledTokens, SchedulerOutput
 from octavo.sampling_params import SamplingParams
 
 TURN_SECONDS = 0.0005  # between steps: update, messages
@@ -82,7 +82,7 @@ class Replay:
                 seconds *= self.rng.uniform(1 - self.noise, 1 + self.noise) * (5 if self.rng.random() < 0.01 else 1)
             self.steps.append((shape, seconds, self.core.scheduler.pace.model.predict(shape)))
             self.now += seconds
-            result = ModelRunnerOutput(plan.step, [SampledToken(s.request_id, 7 if s.samples else None) for s in plan.scheduled])
+            result = ModelRunnerOutput(plan.step, [SampledTokens(s.request_id, [7] if s.samples else []) for s in plan.scheduled])
             outputs = self.core.update(plan, result, self.now, seconds)
             self.now += TURN_SECONDS
             for output in outputs.outputs:

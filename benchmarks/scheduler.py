@@ -18,7 +18,7 @@ from time import perf_counter
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.scheduler import MAX_PREEMPTIONS
-from octavo.protocol import EngineCoreRequest, ModelRunnerOutput, SampledToken, SchedulerOutput
+from octavo.protocol import EngineCoreRequest, ModelRunnerOutput, SampledTokens, SchedulerOutput
 from octavo.sampling_params import SamplingParams
 
 WAITING = (10, 1_000, 10_000)
@@ -56,7 +56,7 @@ def request(request_id: str, number: int, params: SamplingParams) -> EngineCoreR
 
 
 def answer(plan: SchedulerOutput) -> ModelRunnerOutput:
-    return ModelRunnerOutput(plan.step, [SampledToken(s.request_id, 7 if s.samples else None) for s in plan.scheduled])
+    return ModelRunnerOutput(plan.step, [SampledTokens(s.request_id, [7] if s.samples else []) for s in plan.scheduled])
 
 
 def measure(core: EngineCore, batch: int, steps: int) -> tuple[float, float]:

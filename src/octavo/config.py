@@ -10,6 +10,7 @@ The only module that reads the environment. Knows nothing of models' weights, so
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import typing
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ DEFAULT_MODEL = "smollm2-135m"
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "float32")
+LEAST_NUM_ROWS = 32  # of logits, however few the requests: drafts need them
 ITL_MULTIPLE = 2.5  # of a step of decodes alone, that a step may take while streams decode
 
 
@@ -93,6 +95,8 @@ class EngineArgs:
     max_num_seqs: int = option(256, "most requests in a step", low=1, high=4096)
     max_num_batched_tokens: int | None = option(None, "most tokens in a step; default 512 on a CPU, and fewer while streams decode: see --itl-target-ms", low=1, high=1 << 20)
     itl_target_ms: float | None = option(None, f"longest gap between tokens of a stream while prompts are computed, in ms; default: {ITL_MULTIPLE} times the gap without prompts; 0: none, and prompts strictly in order", low=0, high=1e6)
+    num_speculative_tokens: int = option(8, "most tokens of a request that are guessed from its own text and checked in one step, where that saves time; no token ever depends on it; 0: none", low=0, high=64)
+    speculative_config: str | None = option(None, 'the same as JSON, as in vLLM: {"method": "ngram", "num_speculative_tokens": 5}')
     max_num_queued_requests: int = option(1024, "waiting requests beyond which new ones get 503", low=1)
     enable_prefix_caching: bool = option(True, "share the KV blocks of equal prefixes")
     scheduling_policy: str = option("fcfs", "order of the waiting queue", choices=("fcfs", "priority"))
@@ -117,7 +121,11 @@ class EngineArgs:
             env = f.metadata.get("env")
             if env and getattr(self, f.name) == f.default and os.environ.get(env):
                 setattr(self, f.name, os.environ[env])
+        if isinstance(self.speculative_config, dict):
+            self.speculative_config = json.dumps(self.speculative_config)
         check_options(self)
+        if self.speculative_config is not None:
+            self.num_speculative_tokens = speculative_tokens(self.speculative_config)
         if self.tensor_parallel_size != 1:
             raise ConfigError(f"tensor_parallel_size = {self.tensor_parallel_size}: a CPU runs one shard; must be 1")
         if self.pipeline_parallel_size != 1:
@@ -130,6 +138,32 @@ class EngineArgs:
     @property
     def served_name(self) -> str:
         return self.served_model_name or self.model
+
+
+# Of vLLM's keys. What n-grams are looked for is learnt on the way: the bounds are taken and have no effect.
+SPECULATIVE_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+
+
+def speculative_tokens(text: str) -> int:
+    """`num_speculative_tokens` of a `speculative_config`. Raises ConfigError for what is not prompt lookup."""
+    name = "speculative_config"
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} = {shortened(text)}: not JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} = {shortened(text)}: must be a JSON object")
+    for key, value in values.items():
+        if key not in SPECULATIVE_KEYS:
+            raise ConfigError(f"{name}: {key} = {shortened(value)}: Octavo does not do this; choose from {', '.join(SPECULATIVE_KEYS)}")
+        if key in ("method", "model") and value not in ("ngram", "[ngram]"):
+            raise ConfigError(f"{name}: {key} = {shortened(value)}: only ngram, drafts from the request's own text, is supported")
+        if key not in ("method", "model") and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 64):
+            raise ConfigError(f"{name}: {key} = {shortened(value)}: must be an integer in 1..64")
+    if "num_speculative_tokens" not in values:
+        raise ConfigError(f"{name} = {shortened(text)}: num_speculative_tokens is missing; it must be an integer in 1..64")
+    count: int = values["num_speculative_tokens"]
+    return count
 
 
 @dataclass(kw_only=True)
@@ -226,6 +260,12 @@ class SchedulerConfig:
     max_num_queued_requests: int
     policy: str = "fcfs"
     itl_target_ms: float | None = 0.0  # None: ITL_MULTIPLE times what decodes alone take; 0: none
+    num_speculative_tokens: int = 0  # drafts of one request in a step, at most
+
+    @property
+    def max_num_rows(self) -> int:
+        """Rows of a step whose logits are computed at once, at most: one for each request, and drafts' where there is room."""
+        return max(self.max_num_seqs, LEAST_NUM_ROWS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,6 +367,7 @@ class EngineConfig:
                 max_num_queued_requests=args.max_num_queued_requests,
                 policy=args.scheduling_policy,
                 itl_target_ms=args.itl_target_ms,
+                num_speculative_tokens=args.num_speculative_tokens,
             ),
             cache=cache,
             device=DeviceConfig(

@@ -47,7 +47,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "enable_lora": (None, False),
     "enable_prompt_embeds": (False,),
     "hf_overrides": (None, {}),
-    "speculative_config": (None,),
     "pooler_config": (None,),
     "override_pooler_config": (None,),
     "logits_processors": (None, []),

@@ -163,6 +163,9 @@ class StepStats(msgspec.Struct, array_like=True):
     step_seconds: float  # of this step
     itl_target: float = 0.0  # seconds that the last step in which streams decode was to take at most; 0: none
     step_model: list[float] = []  # coefficients of engine/step_time, in seconds; empty before the first step
+    num_drafts: int = 0  # of a request in a step
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # draft tokens that held
 
 
 class EngineCoreOutputs(_Message):
@@ -247,7 +250,9 @@ class NewRequest(msgspec.Struct, array_like=True):
 class ScheduledRequest(msgspec.Struct, array_like=True):
     """One request's share of a step: compute `token_ids`, which sit at num_computed_tokens.. in the sequence.
 
-    `samples`: the last of them is the last known token, so the step ends by sampling the next one.
+    `samples`: the last known token is among them, so the step ends by sampling the next one.
+    `num_drafts`: so many of them, the last ones, are not known but guessed. The step samples behind the last known token and behind each
+    draft, as far as the drafts say what was sampled.
     `block_ids`: for each group of layers the whole block table as it is for this step. Blocks that the group's window has left behind
     stand in it as 0 and are not to be read.
     `num_prompt_logprobs`: rows of this step whose target is a prompt token and must be scored, or None.
@@ -259,6 +264,7 @@ class ScheduledRequest(msgspec.Struct, array_like=True):
     block_ids: list[list[int]]
     samples: bool
     prompt_logprobs: int | None = None
+    num_drafts: int = 0
 
 
 class BlockCopy(msgspec.Struct, array_like=True):
@@ -279,15 +285,16 @@ class SchedulerOutput(msgspec.Struct, array_like=True):
     num_tokens: int
 
 
-class SampledToken(msgspec.Struct, array_like=True):
+class SampledTokens(msgspec.Struct, array_like=True):
     """What the runner brings back for one scheduled request.
 
-    `token_id` is None where the request did not sample (a chunk of a prompt). `error` ends that request only.
+    `token_ids` is empty where the request did not sample (a chunk of a prompt), else one token, and one more for each draft that held: all
+    but the last are the first drafts. `logprobs`: one entry per token where wanted. `error` ends that request only.
     """
 
     request_id: str
-    token_id: int | None = None
-    logprobs: TokenLogprobs | None = None
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
 
@@ -296,4 +303,4 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True):
     """Answers a SchedulerOutput: one entry per scheduled request, in the same order."""
 
     step: int
-    sampled: list[SampledToken]
+    sampled: list[SampledTokens]

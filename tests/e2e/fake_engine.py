@@ -18,7 +18,7 @@ from octavo.config import CacheConfig, EngineArgs, SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.errors import ConfigError
 from octavo.host.process import main
-from octavo.protocol import EngineReady, ModelRunnerOutput, Phase, SampledToken, SchedulerOutput, TokenLogprobs
+from octavo.protocol import EngineReady, ModelRunnerOutput, Phase, SampledTokens, SchedulerOutput, TokenLogprobs
 
 VOCAB_SIZE = 32_000
 CRASH, RAISE, HANG = 31_001, 31_002, 31_003
@@ -64,16 +64,21 @@ class HashRunner:
     def sample(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         return ModelRunnerOutput(plan.step, [self._sample(scheduled) for scheduled in plan.scheduled])
 
-    def _sample(self, scheduled) -> SampledToken:
+    def _sample(self, scheduled) -> SampledTokens:
         sequence, params = self.sequences[scheduled.request_id], self.params[scheduled.request_id]
         start = scheduled.num_computed_tokens
-        assert sequence[start : start + len(scheduled.token_ids)] == scheduled.token_ids
-        if not scheduled.samples:
-            return SampledToken(scheduled.request_id)
-        token = next_token(sequence, None if params.greedy else params.seed)
-        sequence.append(token)
-        logprobs = None if params.logprobs is None else TokenLogprobs([token], [-1.0 / (1 + token)], 1)
-        return SampledToken(scheduled.request_id, token, logprobs)
+        drafts = scheduled.token_ids[len(scheduled.token_ids) - scheduled.num_drafts :]
+        assert (sequence + drafts)[start : start + len(scheduled.token_ids)] == scheduled.token_ids
+        result = SampledTokens(scheduled.request_id, [], None if params.logprobs is None else [])
+        for draft in [*drafts, None] if scheduled.samples else ():
+            token = next_token(sequence, None if params.greedy else params.seed)
+            sequence.append(token)
+            result.token_ids.append(token)
+            if result.logprobs is not None:
+                result.logprobs.append(TokenLogprobs([token], [-1.0 / (1 + token)], 1))
+            if token != draft:
+                break
+        return result
 
 
 def build(args: EngineArgs, model_path: str) -> SimpleNamespace:

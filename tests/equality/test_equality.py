@@ -4,6 +4,7 @@ the same bits alone, in a batch, in chunks, from cached blocks, after preemption
 import random
 
 import pytest
+from foretold import foretell
 
 from octavo import LLM, SamplingParams
 from octavo.client.intake import child_seed
@@ -26,8 +27,8 @@ def make(**options):
 
 @pytest.fixture(scope="module")
 def llm():
-    """The plainest engine: no prefix cache, prompts whole."""
-    return make(max_num_batched_tokens=MAX_MODEL_LEN)
+    """The plainest engine: no prefix cache, prompts whole, no drafts."""
+    return make(max_num_batched_tokens=MAX_MODEL_LEN, num_speculative_tokens=0)
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,27 @@ def test_with_prompts_in_chunks(requests, alone, budget, longest):
     chosen = [i for i, (prompt, _) in enumerate(requests) if len(prompt) <= longest][:12 if budget < 64 else 32]
     llm = make(max_num_batched_tokens=budget, max_num_seqs=min(budget, 16))
     assert_same(run(llm, [requests[i] for i in chosen]), [alone[i] for i in chosen])
+
+
+@pytest.mark.parametrize(("wrong", "least", "most_held"), [(0.0, 0.9, 1.0), (0.2, 0.3, 0.9), (1.0, 0.0, 0.0)])
+@pytest.mark.parametrize("most", [1, 7])
+def test_with_drafts(requests, alone, monkeypatch, wrong, least, most_held, most):
+    foretell(monkeypatch, [(prompt, tokens) for (prompt, _), (tokens, _, _) in zip(requests, alone, strict=True)], wrong)
+    llm = make(num_speculative_tokens=most, itl_target_ms=0)
+    assert_same(run(llm, requests), alone)
+    stats = llm.stats
+    assert stats.num_draft_tokens > 100
+    assert least <= stats.num_accepted_tokens / stats.num_draft_tokens <= most_held
+
+
+def test_with_drafts_of_its_own_text(llm, requests):
+    """The real ones: greedy text of a small model repeats itself, and so do these prompts."""
+    chosen = [(prompt, params.clone(max_tokens=60)) for prompt, params in requests[10:16]]
+    wanted = run(llm, chosen)
+    drafting = make()
+    assert_same(run(drafting, chosen), wanted)
+    assert_same([run(drafting, [request])[0] for request in chosen], wanted)
+    assert drafting.stats.num_accepted_tokens > 10
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

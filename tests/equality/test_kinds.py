@@ -11,6 +11,7 @@ import random
 from pathlib import Path
 
 import pytest
+from foretold import foretell
 
 from octavo import LLM, SamplingParams
 
@@ -118,6 +119,13 @@ def test_in_a_batch(folder, requests, alone, options):
         order = list(range(len(requests)))
         random.Random(2).shuffle(order)
         assert run(make(folder, **options), [requests[i] for i in order]) == [alone[i] for i in order]
+
+
+def test_with_drafts(folder, requests, alone, monkeypatch):
+    foretell(monkeypatch, [(prompt, tokens) for (prompt, _), (tokens, _) in zip(requests, alone, strict=True)])
+    llm = make(folder, num_speculative_tokens=5, max_num_seqs=4)
+    assert run(llm, requests) == alone
+    assert 20 < llm.stats.num_accepted_tokens < llm.stats.num_draft_tokens
 
 
 def test_from_cached_blocks(folder, requests, alone):

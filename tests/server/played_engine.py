@@ -167,7 +167,7 @@ class FakeEngine:
         used = 4 * len(self.running)
         return StepStats(
             self.step, len(self.running), 0, 512, used, 3, 16 * used, 100, 25, 2, self._totals["prompt"], self._totals["generation"],
-            batch_tokens, 0.001, 0.05, [0.003, 0.001, 0.002, 0.0007, 0.0006],
+            batch_tokens, 0.001, 0.05, [0.003, 0.001, 0.002, 0.0007, 0.0006], 9, 30, 21,
         )  # fmt: skip
 
     def _advance(self, running: Running) -> EngineCoreOutput:

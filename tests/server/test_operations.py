@@ -215,6 +215,7 @@ async def test_metrics_of_the_engine(served: Served) -> None:
     assert samples["vllm:kv_cache_usage_perc"] == 4 / 512
     assert samples["vllm:prefix_cache_queries_total"] == 100 and samples["vllm:prefix_cache_hits_total"] == 25
     assert samples["vllm:num_preemptions_total"] == 2
+    assert [samples[f"vllm:spec_decode_num_{name}_total"] for name in ("drafts", "draft_tokens", "accepted_tokens")] == [9, 30, 21]
     assert samples["vllm:iteration_tokens_total_count"] == 4
     assert samples["octavo:itl_target_seconds"] == 0.05
     parts = {key.split("part=")[1].rstrip("]"): value for key, value in samples.items() if "part=" in key}

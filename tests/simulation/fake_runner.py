@@ -11,13 +11,14 @@ Knows the plan and the result only; it never looks into the engine.
 from __future__ import annotations
 
 import random
+from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from octavo.protocol import (
     ModelRunnerOutput,
     NewRequest,
-    SampledToken,
+    SampledTokens,
     ScheduledRequest,
     SchedulerOutput,
     TokenLogprobs,
@@ -54,6 +55,11 @@ def next_token(prompt_and_output: list[int], seed: int, vocab_size: int) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") % vocab_size
 
 
+def drafts_of(scheduled: ScheduledRequest) -> list[int]:
+    """The tokens of a share that are only guessed."""
+    return scheduled.token_ids[len(scheduled.token_ids) - scheduled.num_drafts :]
+
+
 def first_seen(position: int, window: int) -> int:
     """The first position that the token at `position` sees."""
     return max(0, position - window + 1) if window else 0
@@ -83,6 +89,12 @@ class Known:
         while len(self.prefixes) <= num_tokens:
             self.prefixes.append(extend_prefix(self.prefixes[-1], self.token_ids[len(self.prefixes) - 1]))
         return self.prefixes[num_tokens]
+
+    def assuming(self, drafts: list[int]) -> Known:
+        """What would be known if these tokens were."""
+        assumed = copy(self)
+        assumed.token_ids, assumed.prefixes = self.token_ids + drafts, list(self.prefixes)
+        return assumed
 
 
 @dataclass
@@ -156,20 +168,22 @@ class FakeRunner:
     def _copy(self, plan: SchedulerOutput) -> None:
         """In order, or all sources first: a runner may do either."""
         if self.rng.random() < 0.5:
-            for copy in plan.block_copies:
-                self.blocks[copy.target] = list(self.blocks[copy.source])
+            for block_copy in plan.block_copies:
+                self.blocks[block_copy.target] = list(self.blocks[block_copy.source])
         else:
-            contents = [list(self.blocks[copy.source]) for copy in plan.block_copies]
-            for copy, content in zip(plan.block_copies, contents, strict=True):
-                self.blocks[copy.target] = content
+            contents = [list(self.blocks[c.source]) for c in plan.block_copies]
+            for c, content in zip(plan.block_copies, contents, strict=True):
+                self.blocks[c.target] = content
 
     def _write(self, scheduled: ScheduledRequest, is_garbage: bool) -> None:
-        known = self.known[scheduled.request_id]
+        known = self.known[scheduled.request_id].assuming(drafts_of(scheduled))
         start, end = scheduled.num_computed_tokens, scheduled.num_computed_tokens + len(scheduled.token_ids)
         name = f"{scheduled.request_id} at {start}..{end - 1}"
+        require(start < end - scheduled.num_drafts, f"{name}: nothing but drafts")
         require(start < end <= len(known.token_ids), f"{name}: {len(known.token_ids)} tokens are known")
         require(scheduled.token_ids == known.token_ids[start:end], f"{name}: other tokens than the known ones")
         require(scheduled.samples == (end == len(known.token_ids)), f"{name}: samples = {scheduled.samples}")
+        require(scheduled.samples or not scheduled.num_drafts, f"{name}: drafts, but nothing is sampled")
         require(len(scheduled.block_ids) == len(self.windows), f"{name}: {len(scheduled.block_ids)} tables")
         seen = self.seen_blocks(scheduled)
         require(len(set(seen)) == len(seen), f"{name}: a block twice")
@@ -190,7 +204,7 @@ class FakeRunner:
 
     def _check_read(self, scheduled: ScheduledRequest) -> None:
         """After all of the step's writes: in each group the request sees exactly its own prefix, as far as its window reaches."""
-        known, start = self.known[scheduled.request_id], scheduled.num_computed_tokens
+        known, start = self.known[scheduled.request_id].assuming(drafts_of(scheduled)), scheduled.num_computed_tokens
         for group, table in enumerate(scheduled.block_ids):
             for position in range(first_seen(start, self.windows[group]), start + len(scheduled.token_ids)):
                 block_id = table[position // self.block_size]
@@ -198,24 +212,41 @@ class FakeRunner:
                 wanted = Slot(known.token_ids[position], group, position, known.prefix(position + 1))
                 require(found == wanted, scheduled.request_id, "reads in block", block_id, found, "and not", wanted)
 
-    def _sample(self, scheduled: ScheduledRequest, faults: Faults) -> SampledToken:
+    def _sample(self, scheduled: ScheduledRequest, faults: Faults) -> SampledTokens:
         request_id = scheduled.request_id
         known = self.known[request_id]
         if request_id in faults.failing_ids:
-            return SampledToken(request_id, error="logits are NaN")
-        result = SampledToken(request_id)
+            return SampledTokens(request_id, error="logits are NaN")
+        result = SampledTokens(request_id)
         if scheduled.prompt_logprobs is not None:
             start = scheduled.num_computed_tokens
             targets = known.token_ids[start + 1 : min(start + len(scheduled.token_ids) + 1, known.num_prompt_tokens)]
             require(targets, f"{request_id}: prompt_logprobs in a step without rows of the prompt")
             result.prompt_logprobs = [TokenLogprobs([target], [-1.0], 1) for target in targets]
         if scheduled.samples:
-            token_id = next_token(known.token_ids, known.seed, self.vocab_size)
-            known.token_ids.append(token_id)
-            result.token_id = token_id
+            result.token_ids = self._sample_tokens(known, drafts_of(scheduled))
             if request_id in faults.senseless_ids:
-                result.token_id = self.rng.choice((None, -1, self.vocab_size))
+                self._make_senseless(result.token_ids)
         return result
+
+    def _sample_tokens(self, known: Known, drafts: list[int]) -> list[int]:
+        """A token, and one more for each draft that is the token before."""
+        tokens: list[int] = []
+        for draft in [*drafts, None]:
+            tokens.append(next_token(known.token_ids, known.seed, self.vocab_size))
+            known.token_ids.append(tokens[-1])
+            if tokens[-1] != draft:
+                break
+        return tokens
+
+    def _make_senseless(self, tokens: list[int]) -> None:
+        way = self.rng.randrange(5)
+        if way < 3:
+            tokens[-1] = (None, -1, self.vocab_size)[way]  # type: ignore[call-overload]
+        elif way == 3:
+            tokens.clear()
+        else:
+            tokens += [0, 1] * 10
 
     def _fail(self, plan: SchedulerOutput) -> None:
         """Nobody knows how far the step came: whatever it was to write may hold anything."""
@@ -235,7 +266,7 @@ class FakeRunner:
             return ModelRunnerOutput(result.step - 1, result.sampled)
         if way == 1:
             return ModelRunnerOutput(result.step, result.sampled[:-1])
-        return ModelRunnerOutput(result.step, [SampledToken("nobody", 1), *result.sampled[1:]])
+        return ModelRunnerOutput(result.step, [SampledTokens("nobody", [1]), *result.sampled[1:]])
 
     def _expect_rerelease(self, plan: SchedulerOutput) -> None:
         self.may_release_twice = set(plan.released_request_ids) | {s.request_id for s in plan.scheduled}

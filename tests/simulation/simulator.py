@@ -24,6 +24,7 @@ from fake_runner import FakeRunner, Faults, StepFailed, Violation, first_seen, r
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.core import EngineCore
+from octavo.engine.drafts import worth
 from octavo.engine.pace import LEAST_SHARE
 from octavo.engine.request import Request
 from octavo.engine.scheduler import CAUTION_RISE, MAX_PREEMPTIONS
@@ -48,7 +49,7 @@ class Bomb(Exception):
 class World:
     """The sizes and the rates of one run, drawn from its seed: most runs are small and crowded, some are roomy or calm."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, drafts_rng: random.Random) -> None:
         self.block_size = rng.choice((1, 2, 3, 4, 4, 8))
         self.max_model_len = rng.choice((2, 8, 24, 40, 60))
         self.max_num_batched_tokens = rng.choice((1, 4, 6, 8, 16, 64))
@@ -77,6 +78,9 @@ class World:
         self.itl_target_ms = rng.choice((0.0, 0.0, None, None, None, 1.0, 10.0, 100.0))
         self.timing = rng.choice(("modelled", "constant", "wild"))
         self.step_ms = [rng.choice((0.0, 1.0, rng.random())) for _ in range(5)]  # coefficients of the true step time
+        # Of their own generator, so that other runs are what they were before there were drafts.
+        self.num_speculative_tokens = drafts_rng.choice((0, 0, 1, 3, 8))
+        self.guess = drafts_rng.choice((0.0, 0.5, 1.0))  # how often a draft is made whether it pays or not
         if rng.random() < 0.35:
             self._overrun(rng)
         elif rng.random() < 0.08:
@@ -134,6 +138,7 @@ class World:
             max_num_queued_requests=self.max_num_queued_requests,
             policy=self.policy,
             itl_target_ms=self.itl_target_ms,
+            num_speculative_tokens=self.num_speculative_tokens,
         )
         cache = CacheConfig(
             block_size=self.block_size,
@@ -148,7 +153,7 @@ class Simulator:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        self.world = World(self.rng)
+        self.world = World(self.rng, random.Random(-1 - seed))
         self.now = 1.0
         self.num_added = 0
         self.sequence = 0  # of adds, to order those of one arrival time
@@ -165,7 +170,8 @@ class Simulator:
         self._start_engine()
 
     def run(self) -> None:
-        constants = {"CAUTION_RISE": self.world.caution_rise, "MAX_PREEMPTIONS": self.world.max_preemptions}
+        constants: dict[str, Any] = {"CAUTION_RISE": self.world.caution_rise, "MAX_PREEMPTIONS": self.world.max_preemptions}
+        constants["worth"] = self._worth
         with self._bombs_in_place(), mock.patch.multiple("octavo.engine.scheduler", **constants):
             for _ in range(self.rng.choice((0, 0, 10))):
                 self._arrive()
@@ -173,6 +179,13 @@ class Simulator:
                 self._live_a_little()
                 self._step()
             self._calm_down()
+
+    def _worth(self, chance: float, row_seconds: float, token_seconds: float, most: int) -> int:
+        """As it is, or any number."""
+        require(most >= 0 and 0 < chance < 1, f"a draft of up to {most} tokens, which hold with {chance}")
+        if self.rng.random() < self.world.guess:
+            return self.rng.randint(0, most)
+        return worth(chance, row_seconds, token_seconds, most)
 
     # --- phases ---
 
@@ -448,6 +461,8 @@ class Simulator:
             outputs = self.core.fail_step(plan, "the device fell over", self.now)
         else:
             outputs = self.core.update(plan, result, self.now, self._seconds())
+            totals = self.core.totals
+            self.happened["draft token"], self.happened["draft token that held"] = totals.num_draft_tokens, totals.num_accepted_tokens
         self._check_failures(plan, faults)
         self._receive(outputs)
         self.core.check()
@@ -523,6 +538,8 @@ class Simulator:
                 self.happened["fork" if is_fork else "hit"] += 1
                 if any(self.core.requests[scheduled.request_id].num_freed_blocks):
                     self.happened["fork behind a window" if is_fork else "hit behind a window"] += 1
+        for scheduled in plan.scheduled:
+            require(scheduled.num_drafts <= world.num_speculative_tokens, f"{scheduled.num_drafts} drafts in {scheduled}")
         self._check_writes(plan)
         self._check_decodes(plan, before)
         self._check_pace(plan, before)
@@ -549,10 +566,11 @@ class Simulator:
         """By what the engine believes of step times, a step in which streams decode ends in time, but for one token."""
         pace, nothing = self.core.scheduler.pace, StepShape(0, 0, 0, 0)
         decodes = prompts = nothing
-        longest = num_prompts = 0
+        longest = num_prompts = num_drafts = 0
         for s in plan.scheduled:
-            if s.request_id in before.running and len(s.token_ids) == 1 and s.samples:
+            if s.request_id in before.running and len(s.token_ids) - s.num_drafts == 1 and s.samples:
                 decodes = decodes.with_decode(s.num_computed_tokens)
+                num_drafts += s.num_drafts
             else:
                 prompts = prompts.with_prompt(len(s.token_ids), s.num_computed_tokens)
                 longest = max(longest, s.num_computed_tokens + len(s.token_ids))
@@ -562,7 +580,8 @@ class Simulator:
         if pace.target is None:
             require(not pace.model.is_measured, "no target, although steps were measured")
             return
-        alone, whole = pace.model.predict(decodes), pace.model.predict(decodes._replace(num_prompt_tokens=prompts.num_prompt_tokens, prompt_reach=prompts.prompt_reach))
+        alone, whole = decodes, decodes._replace(num_prompt_tokens=prompts.num_prompt_tokens, prompt_reach=prompts.prompt_reach)
+        alone, whole = pace.model.predict(alone), pace.model.predict(whole.with_drafts(num_drafts))
         bound = max(pace.target, (1 + LEAST_SHARE) * alone) + pace.model.prompt_seconds(1, longest + num_prompts)
         require(whole <= bound * (1 + 1e-9), f"a step of {whole} s where {bound} s are allowed")
         self.happened["paced"] += 1

@@ -26,6 +26,8 @@ def test_all_kinds_of_events_happen() -> None:
         "abort",
         "crash",
         "duplicate",
+        "draft token",
+        "draft token that held",
         "failing",
         "finished",
         "fork",

@@ -83,3 +83,44 @@ def test_the_target_for_streams_reaches_the_scheduler() -> None:
 def test_a_target_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="itl_target_ms = "):
         EngineArgs(itl_target_ms=value)
+
+
+def test_drafts_reach_the_scheduler_with_rows_for_them() -> None:
+    assert resolve(300).scheduler.num_speculative_tokens == 8
+    assert resolve(300, num_speculative_tokens=0).scheduler.num_speculative_tokens == 0
+    assert resolve(300, max_num_seqs=2).scheduler.max_num_rows == 32
+    assert resolve(300, max_num_seqs=100).scheduler.max_num_rows == 100
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+        {"model": "[ngram]", "num_speculative_tokens": 5},
+        '{"method": "ngram", "num_speculative_tokens": 5}',
+        '{"num_speculative_tokens": 5}',
+    ],
+)
+def test_speculation_as_in_vllm(value: Any) -> None:
+    assert resolve(300, speculative_config=value).scheduler.num_speculative_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("ngram", "not JSON"),
+        ("[5]", "must be a JSON object"),
+        ({"method": "eagle", "num_speculative_tokens": 5}, "method = 'eagle': only ngram"),
+        ({"model": "org/draft", "num_speculative_tokens": 5}, "model = 'org/draft': only ngram"),
+        ({"method": "ngram"}, "num_speculative_tokens is missing"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "must be an integer in 1..64"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "must be an integer in 1..64"),
+        ({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": "4"}, "prompt_lookup_max = '4': must be an integer"),
+        ({"draft_tensor_parallel_size": 1, "num_speculative_tokens": 5}, "draft_tensor_parallel_size = 1: Octavo does not do this"),
+        (5, "speculative_config = 5: must be str"),
+    ],
+)
+def test_speculation_of_another_kind_is_refused(value: Any, told: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        EngineArgs(speculative_config=value)
+    assert told in str(raised.value) and "speculative_config" in str(raised.value)

@@ -143,6 +143,7 @@ def greeting(ready: EngineReady, args: AsyncEngineArgs, server_args: ServerArgs,
         f"{args.served_name} is served on {url}",
         f"  engine   {ready.backend}; up to {ready.max_num_seqs} requests and {ready.max_num_batched_tokens} tokens in a step",
         f"  pace     {_pace(args)}",
+        f"  drafts   {_drafts(args)}",
         f"  weights  {ready.weights_bytes / 1e6:,.0f} MB, {ready.weights_fp16_bytes / 1e6:,.0f} MB in fp16; context {ready.max_model_len:,} tokens",
         f"  KV cache {ready.kv_cache_bytes / 2**20:,.0f} MiB; holds {ready.kv_cache_tokens:,} tokens in {ready.num_blocks:,} blocks of {ready.block_size}",
         f"  start    {watch.total:.2f} s: {_phases(watch.phases)}",
@@ -161,6 +162,13 @@ def _pace(args: AsyncEngineArgs) -> str:
         return "prompts in order, in whole steps (--itl-target-ms 0)"
     target = f"{ITL_MULTIPLE:g} times one without" if args.itl_target_ms is None else f"{args.itl_target_ms:g} ms"
     return f"while streams run, a step with prompts is to take at most {target}, by step times learnt on the way"
+
+
+def _drafts(args: AsyncEngineArgs) -> str:
+    """What is guessed ahead, in words."""
+    if args.num_speculative_tokens == 0:
+        return "none (--num-speculative-tokens 0)"
+    return f"where a text repeats itself, up to {args.num_speculative_tokens} tokens more in a step, as long as that saves time; no token depends on it"
 
 
 def _phases(phases: Sequence[tuple[str, float]]) -> str:

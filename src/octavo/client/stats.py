@@ -14,7 +14,10 @@ import msgspec
 from octavo.protocol import StepStats
 
 PERIOD_SECONDS = 10.0
-COUNTERS = ("step", "prefix_queries", "prefix_hits", "num_preemptions", "prompt_tokens", "generation_tokens")
+COUNTERS = (
+    "step", "prefix_queries", "prefix_hits", "num_preemptions", "prompt_tokens", "generation_tokens",
+    "num_drafts", "num_draft_tokens", "num_accepted_tokens",
+)  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +56,10 @@ def _line(before: StepStats, stats: StepStats, seconds: float) -> str:
     generation = (stats.generation_tokens - before.generation_tokens) / seconds
     queries = stats.prefix_queries - before.prefix_queries
     hits = (stats.prefix_hits - before.prefix_hits) / queries if queries else 0.0
+    drafted = stats.num_draft_tokens - before.num_draft_tokens
+    held = stats.num_accepted_tokens - before.num_accepted_tokens
     return (
         f"prompt {prompt:.1f} tok/s, generation {generation:.1f} tok/s, running {stats.num_running}, waiting {stats.num_waiting}, "
         f"KV cache {stats.num_used_blocks / stats.num_blocks:.1%}, prefix hits {hits:.1%}"
+        + (f", drafts held {held / drafted:.1%}" if drafted else "")
     )

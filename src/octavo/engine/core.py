@@ -36,7 +36,7 @@ from octavo.protocol import (
     FinishReason,
     ModelRunnerOutput,
     OutputError,
-    SampledToken,
+    SampledTokens,
     ScheduledRequest,
     SchedulerOutput,
     TokenLogprobs,
@@ -145,12 +145,14 @@ class EngineCore:
             raise InvariantError(f"step {plan.step} is not in flight")
         return self.scheduler.settle()
 
-    def _advance(self, request: Request, scheduled: ScheduledRequest, sampled: SampledToken) -> EngineCoreOutput | None:
-        """One request's part of a step that succeeded: its tokens are computed, its full blocks can be found, its next token known."""
+    def _advance(self, request: Request, scheduled: ScheduledRequest, sampled: SampledTokens) -> EngineCoreOutput | None:
+        """One request's part of a step that succeeded: its tokens are computed, its full blocks can be found, its next tokens known."""
         if sampled.error is not None:
             return self._fail(request, sampled.error)
+        if scheduled.samples and (wrong := self._what_is_wrong(scheduled, sampled.token_ids)):
+            return self._fail(request, wrong)
         start = scheduled.num_computed_tokens
-        request.num_computed_tokens = start + len(scheduled.token_ids)
+        news, finish_reason, stop_reason = self._take_tokens(request, scheduled, sampled.token_ids)
         num_prompt_tokens = min(request.num_computed_tokens, request.num_prompt_tokens) - min(
             start, request.num_prompt_tokens
         )
@@ -158,21 +160,52 @@ class EngineCore:
         self._publish(request)
         if self.scheduler.groups.sliding:
             self.scheduler.free_unseen(request)  # after publishing: until they are needed the blocks can still be found
+        if scheduled.num_drafts:
+            self.scheduler.take_back_drafts(request)
 
         prompt_logprobs = request.take_new_prompt_logprobs(start, sampled.prompt_logprobs)
         if not scheduled.samples:
             return self._output(request, [], prompt_logprobs) if prompt_logprobs else None
-        token_id = sampled.token_id
-        if token_id is None or (self.vocab_size and not 0 <= token_id < self.vocab_size):
-            return self._fail(request, f"the runner sampled {token_id}, which is no token")
-        request.token_ids.append(token_id)
-        self.totals.generation_tokens += 1
-        output = self._output(request, [token_id], prompt_logprobs)
-        output.logprobs = None if sampled.logprobs is None else [sampled.logprobs]
-        output.finish_reason, output.stop_reason = request.end_reason()
-        if output.finish_reason is not None:
+        output = self._output(request, news, prompt_logprobs)
+        output.logprobs = None if sampled.logprobs is None else sampled.logprobs[: len(news)]
+        output.finish_reason, output.stop_reason = finish_reason, stop_reason
+        if finish_reason is not None:
             self._remove(request)
         return output
+
+    def _what_is_wrong(self, scheduled: ScheduledRequest, token_ids: list[int]) -> str | None:
+        """Why these cannot be what was sampled behind the known tokens and the drafts of a share; None if they can."""
+        for token_id in token_ids:
+            if token_id is None or (self.vocab_size and not 0 <= token_id < self.vocab_size):
+                return f"the runner sampled {token_id}, which is no token"
+        drafts = scheduled.token_ids[len(scheduled.token_ids) - scheduled.num_drafts :]
+        if not token_ids or token_ids[:-1] != drafts[: len(token_ids) - 1] or len(token_ids) > len(drafts) + 1:
+            return f"the runner sampled {token_ids}, which is no answer to the drafts {drafts}"
+        return None
+
+    def _take_tokens(
+        self, request: Request, scheduled: ScheduledRequest, token_ids: list[int]
+    ) -> tuple[list[int], FinishReason | None, int | None]:
+        """The step's rows are computed, as far as their drafts held; what was sampled becomes known, up to the sequence's end, if it comes."""
+        request.num_computed_tokens = scheduled.num_computed_tokens + len(scheduled.token_ids) - scheduled.num_drafts
+        news: list[int] = []
+        finish_reason: FinishReason | None = None
+        stop_reason: int | None = None
+        for token_id in token_ids if scheduled.samples else ():
+            request.token_ids.append(token_id)
+            news.append(token_id)
+            finish_reason, stop_reason = request.end_reason()
+            if finish_reason is not None:
+                break
+        num_held = max(0, len(news) - 1)
+        request.num_computed_tokens += num_held
+        totals = self.totals
+        totals.generation_tokens += len(news)
+        if scheduled.num_drafts:
+            totals.num_drafts += 1
+            totals.num_draft_tokens += scheduled.num_drafts
+            totals.num_accepted_tokens += num_held
+        return news, finish_reason, stop_reason
 
     def _publish(self, request: Request) -> None:
         num_full = request.num_computed_tokens // self.block_size
@@ -271,7 +304,7 @@ class EngineCore:
             if (r.status is RequestStatus.RUNNING) != (r.request_id in running):
                 raise InvariantError(f"{r.request_id} is {r.status}, but not among the running, or the reverse")
             self._check_tables(r)
-            if not 0 <= r.num_computed_tokens < r.num_tokens < r.max_num_tokens or reach > r.num_tokens:
+            if not 0 <= r.num_computed_tokens < r.num_tokens < r.max_num_tokens or reach > r.num_tokens + r.num_draft_tokens:
                 raise InvariantError(
                     f"{r.request_id}: {r.num_computed_tokens} computed, {r.num_in_flight_tokens} in flight, {r.num_tokens} known"
                 )

@@ -102,6 +102,13 @@ class Pace:
         alone = self.model.predict(decodes)
         return Allowance(self.model, tokens, max(self.target - alone, LEAST_SHARE * alone))
 
+    def num_rows_within(self, shape: StepShape) -> int:
+        """How many rows more of requests that decode leave a step of this shape within its target."""
+        if self.target is None or self.is_strict:
+            return self.max_num_tokens
+        spare, row = self.target - self.model.predict(shape), self.model.row_seconds
+        return max(0, int(min(spare / row, self.max_num_tokens))) if row > 0 else self.max_num_tokens
+
     def _target(self, decodes: StepShape, num_streams: int) -> float | None:
         """None: not known yet."""
         if self.itl_target_ms is not None:

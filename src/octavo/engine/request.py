@@ -5,8 +5,11 @@ whose K and V are in its blocks). Each step computes some of the difference; whe
 samples one more known token:
 
     token_ids     [ prompt ............................ | output ...... ]
-                  [ computed ............... | pending ................. ]
+                  [ computed ............... | pending ................. ] [ drafts ]
     block_tables  [ b0    | b1    | b2      ]    of each group of layers ceil(computed / block_size) entries, the last perhaps part-filled
+
+Drafts are guesses of what is sampled next, computed in the same step; those that hold become known and computed at once, the others leave
+nothing behind but slots that are written again.
 
 Invariant between steps: each table has `ceil(num_computed_tokens / block_size)` entries, of which the first `num_freed_blocks` of its
 group are freed (see kv_groups), and `num_computed_tokens < num_tokens`.
@@ -19,6 +22,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from octavo.engine.block_pool import hash_block, hash_root
+from octavo.engine.drafts import PromptLookup
 from octavo.protocol import EngineCoreRequest, FinishReason, NewRequest, TokenLogprobs
 
 
@@ -38,6 +42,7 @@ class Request:
     __slots__ = (
         "block_hashes",
         "block_tables",
+        "drafts",
         "eos_token_ids",
         "is_known_to_runner",
         "is_reported",
@@ -47,6 +52,7 @@ class Request:
         "min_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_draft_tokens",
         "num_freed_blocks",
         "num_in_flight_tokens",
         "num_passed_tokens",
@@ -79,7 +85,9 @@ class Request:
         self.max_num_tokens = min(wanted, max_model_len)
 
         self.num_computed_tokens = 0
-        self.num_in_flight_tokens = 0  # of the step that is being computed
+        self.num_in_flight_tokens = 0  # of the step that is being computed, drafts included
+        self.num_draft_tokens = 0  # of these, the drafts
+        self.drafts: PromptLookup | None = None  # once it decodes, if drafts are made at all
         self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.num_freed_blocks = [0] * num_groups  # leading entries of each table that its group's window has left behind
         self.num_published_blocks = 0  # leading blocks of the tables that need no publishing any more

@@ -10,6 +10,7 @@ The batch is decided anew for every step, from one budget of `max_num_batched_to
  3. With what the pace leaves, requests are admitted from the front of the queue, in order, until one does not fit. In this order a
     shorter prompt may pass longer ones (see `policy`), if the front of the queue would fit as well. With `itl_target_ms` 0 nobody
     is passed, prompts share in order too, and the budget is the only limit.
+ 4. What then is left of budget, blocks and the step's time may go to drafts of requests that decode, where they pay (see `drafts`).
 
 Earlier and later are by `Request.key`: by arrival, or by priority and then arrival.
 
@@ -46,6 +47,7 @@ from typing import NamedTuple
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.block_pool import BlockPool, InvariantError, num_blocks_for
+from octavo.engine.drafts import PromptLookup, worth
 from octavo.engine.kv_groups import KvGroups, Tables, held_blocks
 from octavo.engine.pace import Pace
 from octavo.engine.policy import WaitingQueue, shortest_that_may_pass
@@ -82,6 +84,8 @@ class Scheduler:
         self.groups = KvGroups(cache, config.max_num_batched_tokens)
         self.pool = BlockPool(cache.num_blocks, cache.enable_prefix_caching, self.groups.reaches)
         self.totals = totals
+        self.max_num_drafts = config.num_speculative_tokens
+        self.max_num_rows = config.max_num_rows
         self.pace = Pace(config.itl_target_ms, config.max_num_batched_tokens)
         self.allowance = self.pace.allowance(NO_STEP, 0)  # what is left for prompts in the step that is being planned
         self.is_admitting = True  # as far as memory and leaders went in the last step
@@ -114,13 +118,15 @@ class Scheduler:
         if not plan.scheduled:
             return None
         plan.released_request_ids, self.released_ids = self.released_ids, []
+        if self.max_num_drafts:
+            self._add_drafts(plan)
         return plan
 
     def settle(self) -> list[Request]:
         """The step is over: its members, in the plan's order. Those that ended while it ran give their blocks back now."""
         members, self.in_flight = self.in_flight, []
         for request in members:
-            request.num_in_flight_tokens = 0
+            request.num_in_flight_tokens = request.num_draft_tokens = 0
             if request.is_finished:
                 self._release_blocks(request)
         return members
@@ -229,6 +235,66 @@ class Scheduler:
         self.shape = self.shape.with_decode(start) if is_decode else self.shape.with_prompt(num_tokens, start)
         request.num_in_flight_tokens = num_tokens
         self.in_flight.append(request)
+
+    # --- drafts ---
+
+    def _add_drafts(self, plan: SchedulerOutput) -> None:
+        """Let requests that decode compute what may come next as well, where that pays: with room, blocks and time that nobody else has taken.
+
+        Never while a request is guarded, whose blocks are counted without drafts.
+        """
+        decodes = StepShape(self.shape.num_decodes, self.shape.decode_context, 0, 0)
+        if not decodes.num_decodes or any(request.num_preemptions >= MAX_PREEMPTIONS for request in self.running):
+            return
+        token_seconds = self.pace.model.predict(decodes) / decodes.num_decodes
+        num_rows = self.max_num_rows - sum(share.samples for share in plan.scheduled)
+        room = min(num_rows, self.max_num_batched_tokens - plan.num_tokens, self.pace.num_rows_within(self.shape))
+        for request, share in zip(self.in_flight.copy(), plan.scheduled, strict=True):
+            if share.samples and len(share.token_ids) == 1:
+                try:
+                    num_tokens = self._add_draft(request, share, room, token_seconds)
+                except Exception as error:  # the boundary, as above
+                    self._break(request, error)
+                else:
+                    room -= num_tokens
+                    plan.num_tokens += num_tokens
+
+    def _add_draft(self, request: Request, share: ScheduledRequest, room: int, token_seconds: float) -> int:
+        """How many tokens were added to a request's share; the books follow. Its matches are followed in any case."""
+        if request.drafts is None:
+            request.drafts = PromptLookup(request.token_ids)
+        # A draft ends before the last token that may come: from that nothing is computed.
+        most = min(self.max_num_drafts, room, request.max_num_computed_tokens - request.num_tokens)
+        if not request.drafts.follow() or most <= 0:
+            return 0
+        num_tokens = worth(request.drafts.chance, self.pace.model.row_seconds, token_seconds, most)
+        num_tokens = min(num_tokens, self._make_room_for_draft(request, num_tokens))
+        if num_tokens > 0:
+            share.token_ids += request.drafts.draft(num_tokens)
+            share.num_drafts = request.num_draft_tokens = num_tokens
+            share.block_ids = [table.copy() for table in request.block_tables]
+            request.num_in_flight_tokens += num_tokens
+            self.shape = self.shape.with_drafts(num_tokens)
+        return num_tokens
+
+    def _make_room_for_draft(self, request: Request, num_tokens: int) -> int:
+        """Extends the tables for a draft of `num_tokens` behind the known tokens, as far as blocks are available: how many have a place now."""
+        tables, pool = request.block_tables, self.pool
+        length = len(tables[0])
+        num_new = num_blocks_for(request.num_tokens + num_tokens, self.block_size) - length
+        num_new = min(num_new, pool.num_available // len(tables))
+        if num_new > 0:
+            for group, table in enumerate(tables):
+                table.extend(pool.allocate(num_new, group))
+        return (length + max(num_new, 0)) * self.block_size - request.num_tokens
+
+    def take_back_drafts(self, request: Request) -> None:
+        """Release the blocks that were taken for drafts which did not hold."""
+        length = num_blocks_for(request.num_computed_tokens, self.block_size)
+        for table in request.block_tables:
+            if len(table) > length:
+                self.pool.release(table[length:])
+                del table[length:]
 
     # --- admission ---
 

@@ -23,6 +23,9 @@ class Totals:
     num_preemptions: int = 0
     prompt_tokens: int = 0  # computed; once more each time they are recomputed
     generation_tokens: int = 0  # sampled
+    num_drafts: int = 0  # of a request in a step
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # draft tokens that held
 
 
 def num_kv_tokens(running: list[Request], pool: BlockPool, block_size: int) -> int:
@@ -61,4 +64,7 @@ def step_stats(
         generation_tokens=totals.generation_tokens,
         batch_tokens=batch_tokens,
         step_seconds=step_seconds,
+        num_drafts=totals.num_drafts,
+        num_draft_tokens=totals.num_draft_tokens,
+        num_accepted_tokens=totals.num_accepted_tokens,
     )

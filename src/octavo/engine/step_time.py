@@ -43,6 +43,10 @@ class StepShape(NamedTuple):
         """One more request that computes one token behind so many."""
         return StepShape(self.num_decodes + 1, self.decode_context + num_before, self.num_prompt_tokens, self.prompt_reach)
 
+    def with_drafts(self, num_tokens: int) -> StepShape:
+        """So many rows more of requests that decode: they read the K and V that their requests read anyhow."""
+        return self._replace(num_decodes=self.num_decodes + num_tokens)
+
     def with_prompt(self, num_tokens: int, num_before: int) -> StepShape:
         """One more request that computes several tokens behind so many."""
         reach = self.prompt_reach + reach_of(num_tokens, num_before)
@@ -81,6 +85,11 @@ class StepTimeModel:
             + prompt * shape.num_prompt_tokens
             + (decode_context * shape.decode_context + prompt_context * shape.prompt_reach) / CONTEXT_UNIT
         )
+
+    @property
+    def row_seconds(self) -> float:
+        """What a row more of a request that decodes adds to a step."""
+        return self.coefficients[1]
 
     def prompt_tokens_within(self, seconds: float, num_before: int) -> int:
         """How many tokens of a prompt, the first of which has `num_before` before it, add at most `seconds` to a step."""

@@ -107,10 +107,10 @@ def _program(model: Decoder, config: EngineConfig) -> CpuProgram | ReferenceProg
     if config.device.backend == "reference":
         return ReferenceProgram(
             model, num_blocks=config.cache.num_blocks, block_size=config.cache.block_size, kv_dtype=config.kv_dtype,
-            max_rows=limits.max_num_seqs, max_positions=max_positions,
+            max_rows=limits.max_num_rows, max_positions=max_positions,
         )  # fmt: skip
     return CpuProgram(
         model, num_blocks=config.cache.num_blocks, block_size=config.cache.block_size, kv_dtype=config.kv_dtype,
-        max_tokens=limits.max_num_batched_tokens, max_rows=limits.max_num_seqs, max_positions=max_positions, isa=config.device.isa,
+        max_tokens=limits.max_num_batched_tokens, max_rows=limits.max_num_rows, max_positions=max_positions, isa=config.device.isa,
         takes_weights=True,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from octavo.protocol import (
     BlockCopy,
     ModelRunnerOutput,
     NewRequest,
-    SampledToken,
+    SampledTokens,
     ScheduledRequest,
     SchedulerOutput,
     TokenLogprobs,
@@ -75,13 +75,13 @@ class ModelRunner:
         prompt_logprobs = {
             r.request_id: self._prompt_logprobs(r, start) for r, start in zip(plan.scheduled, starts, strict=False) if r.prompt_logprobs is not None
         }
-        sampling = [(r, end - 1) for r, end in zip(plan.scheduled, starts[1:], strict=True) if r.samples]
-        tokens: dict[str, tuple[int, TokenLogprobs | None]] = {}
+        sampling = [(r, end - 1 - r.num_drafts, end) for r, end in zip(plan.scheduled, starts[1:], strict=True) if r.samples]
+        tokens: dict[str, list[tuple[int, TokenLogprobs | None]]] = {}
         if sampling:
-            logits = self._program.logits(np.array([row for _, row in sampling], np.int32))
-            states = [self._known[r.request_id].sampling for r, _ in sampling]
-            sampled = self._sampler.sample(logits, states)
-            tokens = {r.request_id: result for (r, _), result in zip(sampling, sampled, strict=True)}
+            logits = self._program.logits(np.array([row for _, first, end in sampling for row in range(first, end)], np.int32))
+            wanted = [(self._known[r.request_id].sampling, r.token_ids[len(r.token_ids) - r.num_drafts :]) for r, _, _ in sampling]
+            sampled = self._sampler.sample(logits, wanted)
+            tokens = {r.request_id: result for (r, _, _), result in zip(sampling, sampled, strict=True)}
         results = [_result(r.request_id, tokens.get(r.request_id), prompt_logprobs.get(r.request_id)) for r in plan.scheduled]
         return ModelRunnerOutput(plan.step, results)
 
@@ -111,10 +111,12 @@ class ModelRunner:
         return found
 
 
-def _result(request_id: str, sampled: tuple[int, TokenLogprobs | None] | None, prompt_logprobs: list[TokenLogprobs] | None) -> SampledToken:
+def _result(
+    request_id: str, sampled: list[tuple[int, TokenLogprobs | None]] | None, prompt_logprobs: list[TokenLogprobs] | None
+) -> SampledTokens:
     if sampled is None:
-        return SampledToken(request_id, prompt_logprobs=prompt_logprobs)
-    token, logprobs = sampled
-    if token < 0:
-        return SampledToken(request_id, error="the model's logits for this request are not finite")
-    return SampledToken(request_id, token, logprobs, prompt_logprobs)
+        return SampledTokens(request_id, prompt_logprobs=prompt_logprobs)
+    if not sampled:
+        return SampledTokens(request_id, error="the model's logits for this request are not finite")
+    logprobs = [scores for _, scores in sampled if scores is not None] or None
+    return SampledTokens(request_id, [token for token, _ in sampled], logprobs, prompt_logprobs)

@@ -3,15 +3,18 @@
 A draw is a function of the request's seed and the token's position in its sequence (Philox, counter-based), so it does not depend on the
 batch, on chunking, or on how often a sequence was computed again. Knows nothing of models or blocks.
 
+A request may sample in several rows of a step: behind its last known token and behind each token of a draft. Each row is sampled as if the
+drafts before it were known, so what it gives is right if they are: a draft holds if it is the very token that the row before it gives.
+
 # R = rows that sample in this step
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +46,26 @@ class SamplingState:
     bias_values: list[float] = field(default_factory=list)
     allowed_ids: list[int] = field(default_factory=list)
 
-    @property
-    def banned_ids(self) -> list[int]:
+    def banned_after(self, num_output: int) -> list[int]:
         """Ids that would end the request before min_tokens."""
-        return self.stop_token_ids if self.num_output < self.params.min_tokens else []
+        return self.stop_token_ids if num_output < self.params.min_tokens else []
+
+    def counts_after(self, drafts: list[int]) -> Counter[int]:
+        """How often each token is in the output, if these are known."""
+        return self.output_counts + Counter(drafts) if drafts else self.output_counts
+
+    def take(self, token: int) -> None:
+        """A token has become known."""
+        self.num_output += 1
+        if self.counts_outputs:
+            self.output_counts[token] += 1
+
+
+class Row(NamedTuple):
+    """One row to sample: a request, as if so many tokens of a draft were known."""
+
+    state: SamplingState
+    drafts: list[int]
 
 
 class Sampler:
@@ -79,30 +98,48 @@ class Sampler:
     def release(self, state: SamplingState) -> None:
         self._free.append(state.row)
 
-    def sample(self, logits_RV: NDArray[np.float32], states: Sequence[SamplingState]) -> list[tuple[int, TokenLogprobs | None]]:
-        """(token, log-probabilities if wanted) per row; token -1 where the row cannot be sampled. Changes the logits."""
-        tokens, scores = sample(logits_RV, self._gather(states), self._isa)
-        out: list[tuple[int, TokenLogprobs | None]] = []
-        for i, (token, state) in enumerate(zip(tokens.tolist(), states, strict=True)):
-            state.num_output += 1
-            if state.counts_outputs and token >= 0:
-                state.output_counts[token] += 1
-            wanted = state.params.logprobs
-            out.append((token, None if wanted is None or scores is None or token < 0 else token_logprobs(scores, i, token, wanted)))
+    def sample(
+        self, logits_RV: NDArray[np.float32], wanted: Sequence[tuple[SamplingState, list[int]]]
+    ) -> list[list[tuple[int, TokenLogprobs | None]]]:
+        """Of each request and its draft: the tokens that are sampled, each with its log-probabilities if wanted.
+
+        The logits have a row for each request and each token of its draft, in order. A request's tokens are one, and one more for each draft token
+        that held; they end before a row that cannot be sampled, so there may be none. Changes the logits.
+        """
+        rows = [Row(state, draft[:i]) for state, draft in wanted for i in range(len(draft) + 1)]
+        tokens_R, scores = sample(logits_RV, self._gather(rows), self._isa)
+        tokens, at = tokens_R.tolist(), 0
+        out = []
+        for state, draft in wanted:
+            num_top = state.params.logprobs
+            found: list[tuple[int, TokenLogprobs | None]] = []
+            for i, token in enumerate(tokens[at : at + len(draft) + 1], at):
+                if token < 0:
+                    break
+                state.take(token)
+                found.append((token, None if num_top is None or scores is None else token_logprobs(scores, i, token, num_top)))
+                if len(found) > len(draft) or token != draft[len(found) - 1]:
+                    break
+            out.append(found)
+            at += len(draft) + 1
         return out
 
-    def _gather(self, states: Sequence[SamplingState]) -> SampleInputs:
-        rows = np.fromiter((s.row for s in states), np.int64, len(states))
-        position = np.fromiter((s.num_prompt + s.num_output for s in states), np.uint64, len(states))
-        scalars: dict[str, Any] = {name: values[rows] for name, values in self._rows.items()}
+    def _gather(self, rows: Sequence[Row]) -> SampleInputs:
+        states = [row.state for row in rows]
+        num_output = [row.state.num_output + len(row.drafts) for row in rows]
+        places = np.fromiter((s.row for s in states), np.int64, len(rows))
+        position = np.fromiter((s.num_prompt + n for s, n in zip(states, num_output, strict=True)), np.uint64, len(rows))
+        scalars: dict[str, Any] = {name: values[places] for name, values in self._rows.items()}
         inputs = SampleInputs(position=position, **scalars)
-        inputs.banned = _ragged(states, lambda s: s.banned_ids)
-        inputs.allowed = _ragged(states, lambda s: s.allowed_ids)
-        inputs.prompts = _ragged(states, lambda s: s.prompt_ids)
-        if bias := _ragged(states, lambda s: s.bias_ids):
+        inputs.banned = _ragged([s.banned_after(n) for s, n in zip(states, num_output, strict=True)])
+        inputs.allowed = _ragged([s.allowed_ids for s in states])
+        inputs.prompts = _ragged([s.prompt_ids for s in states])
+        if bias := _ragged([s.bias_ids for s in states]):
             inputs.bias = (*bias, np.array([v for s in states for v in s.bias_values], np.float32))
-        if any(s.counts_outputs for s in states) and (outputs := _ragged(states, lambda s: list(s.output_counts))):
-            inputs.outputs = (*outputs, np.array([c for s in states for c in s.output_counts.values()], np.int32))
+        if any(s.counts_outputs for s in states):
+            counts = [row.state.counts_after(row.drafts) if row.state.counts_outputs else {} for row in rows]
+            if outputs := _ragged([list(c) for c in counts]):
+                inputs.outputs = (*outputs, np.array([n for c in counts for n in c.values()], np.int32))
         return inputs
 
 
@@ -113,10 +150,7 @@ def token_logprobs(scores: Scores, row: int, token: int, num_top: int) -> TokenL
     return TokenLogprobs(ids, logprobs, int(scores.rank[row]))
 
 
-def _ragged(
-    states: Sequence[SamplingState], ids_of: Callable[[SamplingState], list[int]]
-) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-    lists = [ids_of(state) for state in states]
+def _ragged(lists: Sequence[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
     if not any(lists):
         return None
     offsets = np.zeros(len(lists) + 1, np.int32)

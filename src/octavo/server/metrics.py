@@ -306,6 +306,9 @@ class _EngineCollector(Collector):
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found there.", stats.prefix_hits),
             ("num_preemptions", "Sequences sent back to the queue for want of blocks.", stats.num_preemptions),
+            ("spec_decode_num_drafts", "Drafts of what a sequence goes on with.", stats.num_drafts),
+            ("spec_decode_num_draft_tokens", "Tokens of these drafts.", stats.num_draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Tokens of drafts that held.", stats.num_accepted_tokens),
         ):
             family = CounterMetricFamily(f"vllm:{name}", told, labels=["model_name"])
             family.add_metric([model], value)

@@ -239,6 +239,11 @@ def test_the_greeting_tells_the_pace(target: float | None, told: str) -> None:
     assert told in greeting(ready(), AsyncEngineArgs(itl_target_ms=target), ServerArgs(), "127.0.0.1", 80, Stopwatch())
 
 
+@pytest.mark.parametrize(("most", "told"), [(8, "up to 8 tokens more"), (0, "none (--num-speculative-tokens 0)")])
+def test_the_greeting_tells_of_drafts(most: int, told: str) -> None:
+    assert told in greeting(ready(), AsyncEngineArgs(num_speculative_tokens=most), ServerArgs(), "127.0.0.1", 80, Stopwatch())
+
+
 def test_the_age_of_a_process_counts_from_its_start() -> None:
     code = "import time; time.sleep(0.2); from octavo.cli.serve import process_age; print(process_age())"
     began = time.monotonic()

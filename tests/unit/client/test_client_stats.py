@@ -2,6 +2,8 @@
 
 import logging
 
+import msgspec
+
 from octavo.client.stats import PERIOD_SECONDS, StatsLog, continued
 from octavo.protocol import StepStats
 
@@ -27,6 +29,10 @@ def test_rates_are_of_the_time_since_the_line_before(caplog):
     log(stats(4, prompt=300, generated=120, queries=80, hits=20))
     assert "prompt 0.0 tok/s, generation 1.0 tok/s" in caplog.messages[1]
     assert "prefix hits 0.0%" in caplog.messages[1]
+    assert "drafts" not in caplog.messages[1]
+    now = 4 * PERIOD_SECONDS
+    log(msgspec.structs.replace(stats(5, prompt=300, generated=130), num_drafts=2, num_draft_tokens=8, num_accepted_tokens=6))
+    assert caplog.messages[2].endswith(", drafts held 75.0%")
 
 
 def test_an_idle_engine_is_not_worth_a_line_but_a_stuck_queue_is(caplog):
@@ -47,4 +53,7 @@ def test_counters_go_on_and_gauges_do_not():
     now = continued(stats(1, running=1, used=2, queries=1, hits=1, prompt=10, generated=5), earlier)
     assert (now.step, now.prefix_queries, now.prefix_hits, now.prompt_tokens, now.generation_tokens) == (8, 4, 3, 110, 55)
     assert (now.num_running, now.num_used_blocks) == (1, 2)
+    drafting = msgspec.structs.replace(earlier, num_drafts=2, num_draft_tokens=9, num_accepted_tokens=5)
+    now = continued(drafting, drafting)
+    assert (now.num_drafts, now.num_draft_tokens, now.num_accepted_tokens) == (4, 18, 10)
     assert continued(earlier, None) is earlier

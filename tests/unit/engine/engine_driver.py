@@ -13,7 +13,7 @@ from octavo.protocol import (
     EngineCoreOutputs,
     EngineCoreRequest,
     ModelRunnerOutput,
-    SampledToken,
+    SampledTokens,
     ScheduledRequest,
     SchedulerOutput,
     TokenLogprobs,
@@ -48,12 +48,13 @@ class Driver:
             "max_num_queued_requests": 100,
             "policy": "fcfs",
             "itl_target_ms": 0.0,
+            "num_speculative_tokens": 0,
         }
         cache = {"num_blocks": 16, "block_size": 4, "enable_prefix_caching": True, "windows": (0,)}
         vocab_size = options.pop("vocab_size", 0)
         for name, value in options.items():
             (limits if name in limits else cache)[name] = value
-        assert len(limits) + len(cache) == 10, f"unknown options among {list(options)}"
+        assert len(limits) + len(cache) == 11, f"unknown options among {list(options)}"
         self.core = EngineCore(SchedulerConfig(**limits), CacheConfig(**cache), vocab_size)
         self.scheduler = self.core.scheduler
         self.pool = self.scheduler.pool
@@ -81,9 +82,9 @@ class Driver:
         """Bring the result: this token, or what the function says, for each request that samples."""
         sampled = []
         for s in plan.scheduled:
-            result = SampledToken(s.request_id)
+            result = SampledTokens(s.request_id)
             if s.samples:
-                result.token_id = token(s) if callable(token) else token
+                result.token_ids = sampled_tokens(s, token)
             if s.prompt_logprobs is not None:
                 request = self.core.requests[s.request_id]
                 end = min(s.num_computed_tokens + len(s.token_ids) + 1, request.num_prompt_tokens)
@@ -127,6 +128,14 @@ class Driver:
 
     def running(self) -> list[str]:
         return [r.request_id for r in self.scheduler.running]
+
+
+def sampled_tokens(s: ScheduledRequest, token: Callable[[ScheduledRequest], int] | int) -> list[int]:
+    """That token behind the known ones, and once more behind each draft that held."""
+    wanted = token(s) if callable(token) else token
+    drafts = s.token_ids[len(s.token_ids) - s.num_drafts :]
+    held = next((i for i, draft in enumerate(drafts) if draft != wanted), len(drafts))
+    return [wanted] * (held + 1)
 
 
 def shares(plan: SchedulerOutput) -> dict[str, tuple[int, int]]:

@@ -11,7 +11,7 @@ from engine_driver import EOS, Driver, make_request, shares
 
 from octavo.engine.block_pool import InvariantError
 from octavo.engine.request import Request
-from octavo.protocol import ErrorKind, FinishReason, ModelRunnerOutput, SampledToken
+from octavo.protocol import ErrorKind, FinishReason, ModelRunnerOutput, SampledTokens
 from octavo.sampling_params import SamplingParams
 
 
@@ -195,7 +195,7 @@ def test_logprobs_are_passed_on() -> None:
     d.add("a", 3, max_tokens=1, logprobs=1)
     plan = d.plan()
     entry: Any = object()
-    sampled = SampledToken("a", 7, entry)
+    sampled = SampledTokens("a", [7], [entry])
     d.keep(d.core.update(plan, ModelRunnerOutput(plan.step, [sampled]), 1.0, 0.1))
     assert only(d).logprobs == [entry]
 
@@ -389,7 +389,7 @@ def test_a_failed_row_ends_its_request_only_and_its_blocks_cannot_be_found() -> 
     d.add("b", [5] * 3, max_tokens=3)
     d.step()
     plan = d.plan()
-    result = [SampledToken("a", error="logits are NaN"), SampledToken("b", 7)]
+    result = [SampledTokens("a", error="logits are NaN"), SampledTokens("b", [7])]
     d.keep(d.core.update(plan, ModelRunnerOutput(plan.step, result), 1.0, 0.1))
     error = d.outputs["a"][-1]
     assert error.finish_reason is FinishReason.ERROR and error.error is not None
@@ -406,7 +406,7 @@ def test_a_token_that_is_none_is_a_failure(token: int | None) -> None:
     d = Driver(vocab_size=200)
     d.add("a", 9)
     plan = d.plan()
-    d.keep(d.core.update(plan, ModelRunnerOutput(plan.step, [SampledToken("a", token)]), 1.0, 0.1))
+    d.keep(d.core.update(plan, ModelRunnerOutput(plan.step, [SampledTokens("a", [token])]), 1.0, 0.1))
     assert only(d).error.kind is ErrorKind.INTERNAL and all_is_free(d)
 
 
@@ -446,7 +446,7 @@ def test_after_a_failed_step_the_runner_is_told_again_what_to_forget() -> None:
     [
         lambda r: ModelRunnerOutput(r.step + 1, r.sampled),
         lambda r: ModelRunnerOutput(r.step, r.sampled[:-1]),
-        lambda r: ModelRunnerOutput(r.step, [*r.sampled, SampledToken("x", 1)]),
+        lambda r: ModelRunnerOutput(r.step, [*r.sampled, SampledTokens("x", [1])]),
         lambda r: ModelRunnerOutput(r.step, r.sampled[::-1]),
         lambda r: ModelRunnerOutput(r.step, []),
     ],
@@ -458,7 +458,7 @@ def test_a_result_that_does_not_answer_the_plan_fails_the_step(
     d.add("a", 3)
     d.add("b", 4)
     plan = d.plan()
-    result = ModelRunnerOutput(plan.step, [SampledToken("a", 7), SampledToken("b", 7)])
+    result = ModelRunnerOutput(plan.step, [SampledTokens("a", [7]), SampledTokens("b", [7])])
     outputs = d.keep(d.core.update(plan, mangle(result), 1.0, 0.1))
     assert [o.error.kind for o in outputs.outputs if o.error] == [ErrorKind.INTERNAL] * 2
     assert all_is_free(d)
@@ -471,7 +471,7 @@ def test_a_plan_that_is_not_in_flight_is_a_fault_of_the_caller_and_changes_nothi
     d = Driver()
     d.add("a", 3, max_tokens=3)
     old = d.plan()
-    result = ModelRunnerOutput(old.step, [SampledToken("a", 7)])
+    result = ModelRunnerOutput(old.step, [SampledTokens("a", [7])])
     d.keep(d.core.update(old, result, 1.0, 0.1))
     with pytest.raises(InvariantError, match="not in flight"):
         d.core.update(old, result, 1.0, 0.1)

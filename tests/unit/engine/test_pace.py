@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from octavo.config import ITL_MULTIPLE
 from octavo.engine.pace import FIRST_SHARE, LEAST_SHARE, Allowance, Pace
 from octavo.engine.step_time import StepShape
-from octavo.protocol import ModelRunnerOutput, SampledToken, SchedulerOutput
+from octavo.protocol import ModelRunnerOutput, SampledTokens, SchedulerOutput
 
 TRUTH = [3e-3, 1e-3, 1e-3, 0.7e-3, 0.6e-3]
 
@@ -142,7 +142,7 @@ class Timed:
         if decodes.num_decodes and self.pace.target is not None:
             self.gaps.append((seconds, self.pace.target, model.predict(decodes)))
         self.now += seconds
-        sampled = [SampledToken(s.request_id, 7 if s.samples else None) for s in plan.scheduled]
+        sampled = [SampledTokens(s.request_id, [7] if s.samples else []) for s in plan.scheduled]
         for output in core.update(plan, ModelRunnerOutput(plan.step, sampled), self.now, seconds).outputs:
             self.tokens.setdefault(output.request_id, []).append(self.now)
         return plan
