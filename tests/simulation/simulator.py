@@ -566,25 +566,34 @@ class Simulator:
         """By what the engine believes of step times, a step in which streams decode ends in time, but for one token."""
         pace, nothing = self.core.scheduler.pace, StepShape(0, 0, 0, 0)
         decodes = prompts = nothing
-        longest = num_prompts = num_drafts = 0
+        longest = num_prompts = 0
         for s in plan.scheduled:
             if s.request_id in before.running and len(s.token_ids) - s.num_drafts == 1 and s.samples:
                 decodes = decodes.with_decode(s.num_computed_tokens)
-                num_drafts += s.num_drafts
             else:
-                prompts = prompts.with_prompt(len(s.token_ids), s.num_computed_tokens)
-                longest = max(longest, s.num_computed_tokens + len(s.token_ids))
+                num_tokens = len(s.token_ids) - s.num_drafts
+                prompts = prompts.with_prompt(num_tokens, s.num_computed_tokens)
+                longest = max(longest, s.num_computed_tokens + num_tokens)
                 num_prompts += 1
+        self._check_pace_of_drafts(plan)
         if decodes == nothing or prompts == nothing or pace.itl_target_ms == 0 or before.decodes != decodes.num_decodes:
             return
         if pace.target is None:
             require(not pace.model.is_measured, "no target, although steps were measured")
             return
-        alone, whole = decodes, decodes._replace(num_prompt_tokens=prompts.num_prompt_tokens, prompt_reach=prompts.prompt_reach)
-        alone, whole = pace.model.predict(alone), pace.model.predict(whole.with_drafts(num_drafts))
+        whole = decodes._replace(num_prompt_tokens=prompts.num_prompt_tokens, prompt_reach=prompts.prompt_reach)
+        alone, whole = pace.model.predict(decodes), pace.model.predict(whole)
         bound = max(pace.target, (1 + LEAST_SHARE) * alone) + pace.model.prompt_seconds(1, longest + num_prompts)
         require(whole <= bound * (1 + 1e-9), f"a step of {whole} s where {bound} s are allowed")
         self.happened["paced"] += 1
+
+    def _check_pace_of_drafts(self, plan: SchedulerOutput) -> None:
+        """With drafts a step takes no longer than its target, as the scheduler reckons: for that a newcomer's single token is a decode's."""
+        scheduler = self.core.scheduler
+        if scheduler.pace.target is not None and any(s.num_drafts for s in plan.scheduled):
+            whole, target = scheduler.pace.model.predict(scheduler.shape), scheduler.pace.target
+            require(whole <= target * (1 + 1e-9), f"a step with drafts of {whole} s where {target} s are allowed")
+            self.happened["paced drafts"] += 1
 
     def _check_writes(self, plan: SchedulerOutput) -> None:
         """A block that is written has one holder, counted in the block tables, and is not published."""

@@ -150,7 +150,6 @@ BUGS = [
     Bug("drafts beyond the step's time", Pace, "num_rows_within", "self.target is None or self.is_strict", "True"),
     Bug("drafts in an old table", Scheduler, "_add_draft", "share.block_ids = [table.copy() for table in request.block_tables]", "pass"),
     Bug("drafts of a prompt's chunk", Scheduler, "_add_drafts", "if share.samples and len(share.token_ids) == 1:", "if True:"),
-    Bug("drafts in flight for ever", Scheduler, "settle", "request.num_in_flight_tokens = request.num_draft_tokens = 0", "request.num_in_flight_tokens = 0"),
     Bug("a duplicate taken", EngineCore, "_check", "if message.request_id in self.requests:", "if False:"),
     Bug("a result for another step taken", EngineCore, "update", "result.step != plan.step or", ""),
     Bug("shared tokens counted twice", BlockPool, "num_used.fget", "self.num_blocks - len(self._free) - len(self._cached)", "sum(self._num_holders)"),

@@ -37,6 +37,7 @@ def test_all_kinds_of_events_happen() -> None:
         "hit behind a window",
         "mangled",
         "paced",
+        "paced drafts",
         "passed",
         "preemption no. 1",
         "preemption no. 2",

@@ -15,6 +15,7 @@ from octavo.ops.cpu.peaks import Peaks
 GIGA = 1e-9
 STEP_HEAD = ("", "times", "us each", "ms", "of step", "GB/s", "Gop/s", "limit by", "ms at best", "of limit")
 MARKDOWN_HEAD = "| | times | ms | of step | ms at best | limit by | of limit |\n|---|--:|--:|--:|--:|---|--:|"
+LEAST_SHARE = 0.001  # of a step, below which a page does not name an instruction
 PRODUCT_HEAD = ("", "rows", "us", "GB/s", "Gop/s", "limit by", "us at best", "of limit")
 
 
@@ -112,7 +113,8 @@ def summary(step: StepFigures) -> str:
     parts = step.parts
     whole = sum(parts.values())
     shares = ", ".join(f"{part.value} {spent / whole:.0%}" for part, spent in parts.items())
-    return f"{step.seconds * 1e3:.3g} ms: {shares}; {step.limit_seconds / step.seconds:.0%} of the limit"
+    took = f"{step.seconds * 1e3:.3g}" if step.seconds < 0.1 else f"{step.seconds * 1e3:,.0f}"
+    return f"{took} ms: {shares}; {step.limit_seconds / step.seconds:.0%} of the limit"
 
 
 def step_text(step: StepFigures) -> str:
@@ -133,16 +135,23 @@ def step_text(step: StepFigures) -> str:
 
 
 def step_markdown(step: StepFigures) -> str:
-    """The same for a page."""
+    """The same for a page, what takes least in one line."""
+    few = [f for f in step.figures if f.seconds < LEAST_SHARE * step.seconds]
     lines = [f"**{step.name[0].upper()}{step.name[1:]}**, {summary(step)}.", "", MARKDOWN_HEAD]
     lines += [
-        f"| {f.name} | {f.count} | {f.seconds * 1e3:.3f} | {f.seconds / step.seconds:.1%} | {f.limit.seconds * 1e3:.3f} | {f.limit.bound.value} | {f.share:.0%} |"
-        for f in step.figures
+        _markdown_row(f.name, str(f.count), f.seconds, f.limit.seconds, f.limit.bound.value, step.seconds) for f in step.figures if f not in few
     ]
-    lines.append(f"| rest: start of threads, Python | | {step.rest_seconds * 1e3:.3f} | {step.rest_seconds / step.seconds:.1%} | | | |")
-    limit = step.limit_seconds
-    lines.append(f"| whole step | | {step.seconds * 1e3:.3f} | 100% | {limit * 1e3:.3f} | | {limit / step.seconds:.0%} |")
+    if few:
+        count, limit = sum(f.count for f in few), sum(f.limit.seconds for f in few)
+        lines.append(_markdown_row(f"less than {LEAST_SHARE:.1%} each", str(count), sum(f.seconds for f in few), limit, "", step.seconds))
+    lines.append(_markdown_row("rest: start of threads, Python", "", step.rest_seconds, 0.0, "", step.seconds))
+    lines.append(_markdown_row("whole step", "", step.seconds, step.limit_seconds, "", step.seconds))
     return "\n".join(lines)
+
+
+def _markdown_row(name: str, count: str, seconds: float, limit: float, bound: str, whole: float) -> str:
+    best, share = (f"{limit * 1e3:.3f}", f"{limit / seconds:.0%}") if limit else ("", "")
+    return f"| {name} | {count} | {seconds * 1e3:.3f} | {seconds / whole:.1%} | {best} | {bound} | {share} |"
 
 
 def products_text(figures: Sequence[Figure]) -> str:

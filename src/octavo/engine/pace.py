@@ -107,7 +107,9 @@ class Pace:
         if self.target is None or self.is_strict:
             return self.max_num_tokens
         spare, row = self.target - self.model.predict(shape), self.model.row_seconds
-        return max(0, int(min(spare / row, self.max_num_tokens))) if row > 0 else self.max_num_tokens
+        if spare <= 0:
+            return 0
+        return int(min(spare / row, self.max_num_tokens)) if row > 0 else self.max_num_tokens
 
     def _target(self, decodes: StepShape, num_streams: int) -> float | None:
         """None: not known yet."""

@@ -180,11 +180,14 @@ def test_a_step_as_text_and_json() -> None:
 
 
 def test_a_step_for_a_page() -> None:
-    lines = step_markdown(StepFigures("decode of 8, 64 tokens each", 8, 64, 4e-3, 1e-3, figures())).splitlines()
-    assert lines[0] == "**Decode of 8, 64 tokens each**, 4 ms: products 50%, sampling 25%, rest 25%; 0% of the limit."
+    few = [Figure(f"norm {n}", 8, n, 1e-6, Cost(1.0), Limit(5e-7, Bound.CACHE)) for n in (1, 2)]
+    lines = step_markdown(StepFigures("decode of 8, 64 tokens each", 8, 64, 4e-3, 1e-3, (*figures(), *few))).splitlines()
+    assert lines[0].startswith("**Decode of 8, 64 tokens each**, 4 ms: products 50%, other instructions 0%, sampling 25%, rest 25%; 0% of the limit.")
     assert lines[4] == "| linear w4 100x10 | 30 | 2.000 | 50.0% | 0.010 | memory | 0% |"
+    assert lines[6] == "| less than 0.1% each | 3 | 0.002 | 0.1% | 0.001 |  | 50% |"
+    assert lines[7] == "| rest: start of threads, Python |  | 1.000 | 25.0% |  |  |  |"
+    assert lines[-1].startswith("| whole step |  | 4.000 | 100.0%")
     assert len({line.count("|") for line in lines[2:]}) == 1
-    assert lines[-1].startswith("| whole step | | 4.000 | 100%")
 
 
 @pytest.mark.parametrize(
