@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import make_random
-from local_server import MB, LocalServer, Memory, id_requests, started
+from local_server import MB, NO_DRAFTS, LocalServer, Memory, id_requests, started
 
 from octavo.bench.load import closed_loop, model_of
 from octavo.bench.report import Summary, summarise
@@ -87,7 +87,7 @@ def measure(folder: Path, shape: str, quantised: bool) -> dict[str, Any]:
     config = make_random.SHAPES[shape]
     parts = breakdown(folder)
     read = sum(part["kept"] for kind, part in parts.items() if kind != "embedding" or config["tie_word_embeddings"])
-    with started(str(folder), "--kv-cache-memory", "256M", "--max-model-len", "2048") as server:
+    with started(str(folder), "--kv-cache-memory", "256M", "--max-model-len", "2048", *NO_DRAFTS) as server:
         print(f"{shape}: ready in {server.start_seconds:.1f} s", file=sys.stderr, flush=True)
         memory = server.engine_memory
         api = Memory.of(server.api_pid)

@@ -26,7 +26,7 @@ from typing import Any
 
 import scheduler
 from figures import Curve, Figures
-from local_server import MB, id_requests, started
+from local_server import MB, NO_DRAFTS, id_requests, started
 
 from octavo import LLM, SamplingParams
 from octavo.bench.costs import Cut, Work
@@ -59,7 +59,7 @@ VOCAB = 4096  # ids that every model has
 
 
 def concurrency(model: str, levels: Sequence[int]) -> list[Figures]:
-    with started(model, "--kv-cache-memory", "1G", "--max-num-seqs", "256") as server:
+    with started(model, "--kv-cache-memory", "1G", "--max-num-seqs", "256", *NO_DRAFTS) as server:
         rows = asyncio.run(measure_levels(server.target, levels))
     columns = {
         "streams": ("streams", "d"), "tokens_per_second": ("output tokens/s", ",.0f"), "itl_ms": ("ITL p50 ms", ".1f"), "itl_p99_ms": ("ITL p99 ms", ".1f"),

@@ -18,6 +18,7 @@ from octavo.bench.http import Target
 ADDRESS = re.compile(r"is served on (http://\S+)")
 FIRST_ID = 400  # of random prompts: behind bytes and special tokens
 MB = 1e6
+NO_DRAFTS = ("--num-speculative-tokens", "0")  # for what is to depend on the machine and not on how much the generated text repeats itself
 
 
 @dataclass(frozen=True, slots=True)

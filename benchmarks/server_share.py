@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from local_server import MB, LocalServer, Memory, Usage, id_requests, started
+from local_server import MB, NO_DRAFTS, LocalServer, Memory, Usage, id_requests, started
 
 from octavo.bench.http import Target, get
 from octavo.bench.load import Run, closed_loop, model_of
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-memory", default="512M")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    with started(args.model, "--kv-cache-memory", args.kv_cache_memory) as server:
+    with started(args.model, "--kv-cache-memory", args.kv_cache_memory, *NO_DRAFTS) as server:
         before = memory_of(server)
         figures = asyncio.run(measure_all(server, args))
         after = memory_of(server)
