@@ -138,8 +138,9 @@ def static(batch_size: tuple[int, ...], continuous: bool, as_json: bool, **value
     from octavo.bench.static import measure_static
     from octavo.bench.throughput import measure
 
-    # A prefix that is computed once would flatter whoever comes second.
-    args, requests = args_from(EngineArgs, {**values, "enable_prefix_caching": False}), _requests(values)
+    # A prefix that is computed once would flatter whoever comes second, and drafts live on the repetitions that padding makes.
+    alike = {"enable_prefix_caching": False, "num_speculative_tokens": 0, "speculative_config": None}
+    args, requests = args_from(EngineArgs, {**values, **alike}), _requests(values)
     llm = _llm(args)
     generate, tokenizer = _generator(llm, bar=False), llm.get_tokenizer()
     generate([" warm"], [2])
