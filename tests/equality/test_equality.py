@@ -172,7 +172,9 @@ def test_preempted_in_a_tiny_pool(llm, requests):
         wanted.append(bits(llm.generate([asked[-1][0]], params, use_tqdm=False)[0]))
     block_bytes = llm.engine_info.kv_cache_bytes // llm.engine_info.num_blocks
     for caching in (False, True):
-        tiny = LLM(MODEL, max_model_len=128, kv_cache_memory=str(16 * block_bytes), enable_prefix_caching=caching)
+        # Without drafts and a pace who is preempted does not depend on the clock.
+        clockless = {"num_speculative_tokens": 0, "itl_target_ms": 0}
+        tiny = LLM(MODEL, max_model_len=128, kv_cache_memory=str(16 * block_bytes), enable_prefix_caching=caching, **clockless)
         assert tiny.engine_info.num_blocks == 16
         assert_same(run(tiny, asked), wanted)
         assert tiny.stats.num_preemptions > 0

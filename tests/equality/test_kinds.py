@@ -140,7 +140,9 @@ def test_preempted(folder, requests, alone):
     info = make(folder).engine_info
     block_bytes = info.kv_cache_bytes // info.num_blocks
     needed = least_blocks(folder, block_bytes)
-    tiny = make(folder, kv_cache_memory=str(needed * block_bytes), enable_prefix_caching=True)
+    # Without drafts and a pace who is preempted does not depend on the clock.
+    clockless = {"num_speculative_tokens": 0, "itl_target_ms": 0}
+    tiny = make(folder, kv_cache_memory=str(needed * block_bytes), enable_prefix_caching=True, **clockless)
     assert run(tiny, requests) == alone
     assert tiny.stats.num_preemptions > 0
 
