@@ -1,4 +1,4 @@
-// The products of attention over blocks of rows: scores with a tile of keys, weighted sums of values.
+// The products of attention over blocks of rows: scores with tiles of keys, weighted sums of tiles of values.
 //
 // Knows no sequences and no cache: pointers to tiles, rows of one block, and which tokens of the chunk each row sees. The rows of a
 // block are computed together, but each by its own operations in its own order (kernels.h).
@@ -54,21 +54,33 @@ struct Visible {
   int64_t first, end;  // positions of a chunk that a row sees, relative to the chunk; empty if first >= end
 };
 
-// Of the rows of a block: what any of them sees, and what all do (first <= end). The same: nothing is left to single rows.
+// Of the rows of a block: what any of them sees, and what all do (first <= end).
 struct BlockSeen {
   Visible any, all;
-  bool same;
 };
 
 inline BlockSeen common(const Visible* seen, int64_t rows) {
-  BlockSeen b{{kChunk, 0}, seen[0], true};
+  BlockSeen b{{kChunk, 0}, seen[0]};
   for (int64_t r = 0; r < rows; ++r) {
     if (seen[r].first < seen[r].end) b.any = {std::min(b.any.first, seen[r].first), std::max(b.any.end, seen[r].end)};
-    b.same = b.same && seen[r].first == seen[0].first && seen[r].end == seen[0].end;
     b.all = {std::max(b.all.first, seen[r].first), std::min(b.all.end, seen[r].end)};
   }
   b.all.end = std::max(b.all.first, b.all.end);
   return b;
+}
+
+// Neighbouring tiles of a chunk, of K or of V, and as many that are wanted next: as one is passed over, the other is asked for line
+// by line. Decode has too few products a byte for the hardware to keep ahead, and a burst of requests would hold up the products.
+template <class E>
+struct Tiles {
+  const E* at[kTiles];
+  const char* next[kTiles];  // these tiles themselves if there is nothing to ask for
+};
+
+template <size_t kBytes>
+inline void ask_for(const char* p) {
+#pragma GCC unroll 8
+  for (size_t at = 0; at < kBytes; at += 64) __builtin_prefetch(p + at);
 }
 
 // The sums of a block, [R][V] vectors. Its loops are unrolled by name: else the sums pass through memory before and after a product.
@@ -81,6 +93,18 @@ struct Sums {
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) at[r][v] = zero();
+  }
+  void load_all(const float* p, int64_t ld) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) at[r][v] = load(p + r * ld + v * kLanes);
+  }
+  void store_all(float* p, int64_t ld) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) store(p + r * ld + v * kLanes, at[r][v]);
   }
 
   // at[r][v] += left(r) * right(v). The longer side is loaded last, one at a time: as few registers as possible are taken.
@@ -108,160 +132,97 @@ struct Sums {
       }
     }
   }
-
-  // Sets at[r][v] to the sum over the tokens that row r sees, ascending, of p[r][t] * value[t][v]: tokens that only some rows see are
-  // added row by row, the common ones together.
-  template <class Columns>
-  void add_values(const float* p, const Columns& columns, const Visible* seen, const BlockSeen& block) {
-    clear();
-    const Visible all = block.all;
-    if (!block.same) {
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) add_row(r, p, columns, seen[r].first, std::min(all.first, seen[r].end));
-    }
-    for (int64_t t = all.first; t < all.end;) {
-      const auto* value = columns.at(t);
-      for (const int64_t stop = columns.stop(t, all.end); t < stop; ++t, value += columns.row()) {
-        columns.look_ahead(t, V * kLanes * sizeof(*value));
-        multiply([&](int r) { return set1(p[r * kChunk + t]); }, [&](int v) { return load_kv(value + v * kLanes); });
-      }
-    }
-    if (!block.same) {
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) add_row(r, p, columns, all.end, seen[r].end);
-    }
-  }
-
-  template <class Columns>
-  void add_row(int r, const float* p, const Columns& columns, int64_t t, int64_t end) {
-    for (; t < end; ++t) {
-      const auto* value = columns.at(t);
-      const F weight = set1(p[r * kChunk + t]);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) at[r][v] = fma(weight, load_kv(value + v * kLanes), at[r][v]);
-    }
-  }
 };
-
-template <int V>
-inline void store_all(float* p, const F (&sums)[V]) {
-#pragma GCC unroll 8
-  for (int v = 0; v < V; ++v) store(p + v * kLanes, sums[v]);
-}
 
 // ---- scores: s[r][t] = sum over d ascending of q[r][d] * k[d][t] ----
 
-// `ahead`: tiles of V that are wanted soon, or null; a line is asked for now and then, as a burst would hold up the products.
-template <int R, int T, bool kAhead, class E>
-void score_tiles(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, const E* const* ahead) {
+template <int R, int T, class E>
+__attribute__((noinline)) void score_tiles(const float* q, int64_t ldq, const E* const* k, const char* const* next, int64_t head_dim,
+                                           float* s) {
   constexpr int V = T * kPerTile;
+  constexpr size_t kRow = kTile * sizeof(E);
   const E* tile[T];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) tile[t] = k[t];
   Sums<R, V> sums;
   sums.clear();
-  const auto step = [&](int64_t d) {
-    sums.multiply([&](int r) { return set1(q[r * ldq + d]); },
-                  [&](int v) { return load_kv(tile[v / kPerTile] + d * kTile + v % kPerTile * kLanes); });
-  };
-  int64_t d = 0;
-  for (; d + 4 <= head_dim; d += 4) {
-    if constexpr (kAhead) {
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t)
-        for (size_t at = 0; at < 4 * kTile * sizeof(E); at += 64)
-          __builtin_prefetch(reinterpret_cast<const char*>(ahead[t] + d * kTile) + at);
+  const int64_t share = (head_dim + T - 1) / T;  // one of the next tiles after the other: one pointer less is held
+#pragma GCC unroll 1
+  for (int t = 0; t < T; ++t) {
+    const char* ahead = next[t];
+    const int64_t end = std::min(head_dim, (t + 1) * share);
+#pragma GCC unroll 1
+    for (int64_t d = t * share; d < end; ++d, ahead += T * kRow) {
+      ask_for<T * kRow>(ahead);
+      sums.multiply([&](int r) { return set1(q[r * ldq + d]); },
+                    [&](int v) { return load_kv(tile[v / kPerTile] + d * kTile + v % kPerTile * kLanes); });
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) step(d + i);
   }
-  for (; d < head_dim; ++d) step(d);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) store_all(s + r * kChunk, sums.at[r]);
+  sums.store_all(s, kChunk);
 }
 
-// Tiles [t, end), T at a time, the rest by halves.
-template <int R, int T, bool kAhead, class E>
-void score_from(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, int64_t t, int64_t end, const E* const* ahead) {
-  for (; t + T <= end; t += T) score_tiles<R, T, kAhead>(q, ldq, k + t, head_dim, s + t * kTile, kAhead ? ahead + t : nullptr);
+// `count` tiles, T at a time, the rest by halves.
+template <int R, int T, class E>
+void score_from(const float* q, int64_t ldq, const Tiles<E>& k, int64_t t, int64_t count, int64_t head_dim, float* s) {
+  for (; t + T <= count; t += T) score_tiles<R, T>(q, ldq, k.at + t, k.next + t, head_dim, s + t * kTile);
   if constexpr (T > 1)
-    if (t < end) score_from<R, T / 2, kAhead>(q, ldq, k, head_dim, s, t, end, ahead);
+    if (t < count) score_from<R, T / 2>(q, ldq, k, t, count, head_dim, s);
 }
 
-template <int R, bool kAhead, class E>
-void score(const float* q, int64_t ldq, const E* const* k, int64_t head_dim, float* s, int64_t first, int64_t end, const E* const* ahead) {
+template <int R, class E>
+void score(const float* q, int64_t ldq, const Tiles<E>& k, int64_t count, int64_t head_dim, float* s) {
   constexpr int T = vectors_for(R) / kPerTile;
-  score_from<R, (T < 1 ? 1 : T), kAhead>(q, ldq, k, head_dim, s, first, end, ahead);
+  score_from<R, (T < 1 ? 1 : T)>(q, ldq, k, 0, count, head_dim, s);
 }
 
-// ---- where the values are ----
+// ---- values: sums[r][d] += sum over t ascending of p[r][t] * v[t][d] ----
 
-inline void fetch(const void* p, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(p) + at);
-}
-
-// While the values of one chunk are summed, the next chunk's K is asked for: with each token its sixteenth of a tile, of
-// which a pass over some columns takes the same part. Decode has too few products a byte for the hardware to keep ahead.
-struct Ahead {
-  const char* tiles[kTiles];  // null: nothing to fetch
-  size_t sixteenth;           // bytes
-};
-
-// Columns [d, ...) of the values as they lie in the cache, tile by tile.
+// What a block takes from tiles of V: `count` of them, of which the first holds the chunk's tokens from `token` on. A row of V has
+// `width` elements.
 template <class E>
-struct CachedColumns {
-  const E* const* tiles;
-  int64_t head_dim, d;
-  const Ahead* ahead;
-  const E* at(int64_t t) const { return tiles[t / kTile] + t % kTile * head_dim + d; }
-  int64_t row() const { return head_dim; }
-  int64_t stop(int64_t t, int64_t end) const { return std::min(end, (t / kTile + 1) * kTile); }
-  void look_ahead(int64_t t, size_t bytes) const {
-    if (ahead && ahead->tiles[t / kTile])
-      fetch(ahead->tiles[t / kTile] + size_t(t % kTile) * ahead->sixteenth + size_t(d) * sizeof(E), bytes);
-  }
+struct ValueTiles {
+  const Tiles<E>& v;
+  int64_t token, count, width;
+  int64_t clamp(int64_t t) const { return std::min(std::max(t, token), token + count * kTile); }
+  const E* at(int64_t t) const { return v.at[(t - token) / kTile] + t % kTile * width; }
 };
 
-// The same of one panel: [kChunk][kWidth] floats.
-template <int64_t kWidth>
-struct PanelColumns {
-  const float* panel;
-  const float* at(int64_t t) const { return panel + t * kWidth; }
-  constexpr int64_t row() const { return kWidth; }
-  int64_t stop(int64_t, int64_t end) const { return end; }
-  void look_ahead(int64_t, size_t) const {}
-};
-
-// Where a block finds V vectors of columns, and how many it takes at most.
-template <class E>
-struct CachedValues {
-  const E* const* tiles;
-  int64_t head_dim;
-  const Ahead* ahead;  // may be null
-  static constexpr int most(int rows) { return vectors_for(rows); }
-  template <int V>
-  CachedColumns<E> columns(int64_t d) const {
-    return {tiles, head_dim, d, ahead};
-  }
-};
-struct WideValues {
-  const float* panel;
-  static constexpr int most(int) { return vectors_for(kBlockRows); }
-  template <int V>
-  PanelColumns<V * kLanes> columns(int64_t) const {
-    return {panel};
-  }
-};
-
-// The values of a block's rows, of which the first is `row`, for columns d and on. On its own: inlined into its callers, the sums find
-// no registers.
-template <int R, int V, class Columns, class Done>
-__attribute__((noinline)) void sum_values(const float* p, Columns columns, const Visible* seen, const BlockSeen& block, int64_t row,
-                                          int64_t d, Done done) {
-  Sums<R, V> sums;
-  sums.add_values(p, columns, seen, block);
+// Of V vectors of columns, from d on. Tokens that only some rows of the block see are added row by row, the common ones together. On
+// its own: inlined into its callers, the sums find no registers.
+template <int R, int V, class E>
+__attribute__((noinline)) void add_values(const float* p, const ValueTiles<E>& tiles, int64_t d, const Visible* seen, const BlockSeen& block,
+                                          float* sums, int64_t ld) {
+  const int64_t first = tiles.clamp(block.all.first), end = tiles.clamp(block.all.end);
+  const auto alone = [&](int r, int64_t from, int64_t to) {
+    for (int64_t t = from; t < to; ++t) {
+      const E* value = tiles.at(t) + d;
+      const F weight = set1(p[r * kChunk + t]);
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) done(row + r, d, sums.at[r]);
+      for (int v = 0; v < V; ++v) {
+        float* sum = sums + r * ld + v * kLanes;
+        store(sum, fma(weight, load_kv(value + v * kLanes), load(sum)));
+      }
+    }
+  };
+  if (block.any.first < first)
+    for (int r = 0; r < R; ++r) alone(r, tiles.clamp(seen[r].first), std::min(first, tiles.clamp(seen[r].end)));
+  if (first < end) {
+    Sums<R, V> s;
+    s.load_all(sums, ld);
+    for (int64_t t = first; t < end;) {
+      const int64_t tile = (t - tiles.token) / kTile, stop = std::min(end, tiles.token + (tile + 1) * kTile);
+      const int64_t offset = t % kTile * tiles.width + d;
+      const E* value = tiles.v.at[tile] + offset;
+      const char* ahead = tiles.v.next[tile] + size_t(offset) * sizeof(E);
+      for (; t < stop; ++t, value += tiles.width, ahead += size_t(tiles.width) * sizeof(E)) {
+        ask_for<V * kLanes * sizeof(E)>(ahead);
+        s.multiply([&](int r) { return set1(p[r * kChunk + t]); }, [&](int v) { return load_kv(value + v * kLanes); });
+      }
+    }
+    s.store_all(sums, ld);
+  }
+  if (end < block.any.end)
+    for (int r = 0; r < R; ++r) alone(r, std::max(end, tiles.clamp(seen[r].first)), tiles.clamp(seen[r].end));
 }
 
 }  // namespace octavo::OCTAVO_NS

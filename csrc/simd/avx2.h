@@ -44,9 +44,13 @@ inline float reduce_max(F v) {
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
+// The eight lie in both halves, where one shuffle puts four of them, each over 16 zeros: a widening move and a shift are three operations.
+alignas(32) constexpr int8_t kWordsUp[32] = {-1, -1, 0, 1, -1, -1, 2,  3,  -1, -1, 4,  5,  -1, -1, 6,  7,
+                                             -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15};
 inline F load_bf16(const uint16_t* p) {
-  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  F wide = _mm256_castsi256_ps(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  asm("vpshufb %1, %0, %0" : "+x"(wide) : "m"(kWordsUp));  // the places from memory: kept in a register they push out a sum
+  return wide;
 }
 inline __m256i bf16_bits(F v) {
   const __m256i bits = _mm256_castps_si256(v);
