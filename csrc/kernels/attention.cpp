@@ -38,7 +38,8 @@ struct Scratch {
   }
 };
 
-// The chunks that a thread computes of a unit, [first, end); what it reads after them, or null; and how many tiles it has asked for already.
+// The chunks that a thread computes of a unit, [first, end); what it reads after them, or null; and how many tiles it has asked for
+// already.
 struct Stretch {
   int64_t first, end;
   const Part* next;
@@ -224,7 +225,8 @@ class Worker {
       if (seen.first >= (t + count) * kTile || seen.end <= t * kTile) continue;
       const float* q = s_.q + from * width_;
       float* s = s_.scores + from * kChunk + t * kTile;
-      with_rows(int(block_start_[b + 1] - block_start_[b]), [&](auto rows) { score<decltype(rows)::value>(q, width_, tiles, count, dim_, s); });
+      with_rows(int(block_start_[b + 1] - block_start_[b]),
+                [&](auto rows) { score<decltype(rows)::value>(q, width_, tiles, count, dim_, s); });
       if (b == 0) nothing_more(tiles, count);
     }
   }
@@ -233,10 +235,11 @@ class Worker {
   template <class E>
   void add_head(Tiles<E>& tiles, int64_t width, int64_t t, int64_t count, int64_t head, float* sums) const {
     const ValueTiles<E> values{tiles, t * kTile, count, width};
-    const int64_t vectors = width / kLanes, most = vectors_for(int((rows_ + blocks_ - 1) / blocks_));
+    const int64_t vectors = width / kLanes;
     for (int64_t b = 0; b < blocks_; ++b) {
       const Visible seen = blocks_seen_[b].any;
       if (seen.first >= (t + count) * kTile || seen.end <= t * kTile) continue;
+      const int most = vectors_for(int(block_start_[b + 1] - block_start_[b]));
       for (int64_t at = 0, n = most; at < vectors; at += n) {
         while (at + n > vectors) n /= 2;
         add_block(values, b, head, at * kLanes, int(n), sums);
@@ -357,10 +360,10 @@ class Worker {
   const Unit& u_;
   const Scratch& s_;
   const int64_t dim_, width_;
-  const int64_t rows_, n_;           // of a kv head, of all
-  const int64_t blocks_;             // of a kv head's rows
+  const int64_t rows_, n_;  // of a kv head, of all
+  const int64_t blocks_;    // of a kv head's rows
   const int64_t tile_bytes_;
-  ChunkTiles tiles_, after_;           // of the chunk, and of what comes after it
+  ChunkTiles tiles_, after_;  // of the chunk, and of what comes after it
   Ahead ahead_;
   const bool widen_;
   bool whole_ = false;                 // every row sees all of the chunk
@@ -371,7 +374,8 @@ class Worker {
 };
 
 // Returns how many tiles of `next` have been asked for; of this part that are `asked`.
-int64_t run_part(const AttentionArgs& a, const Division& division, const Part& part, const Part* next, int64_t asked, const Scratch& scratch) {
+int64_t run_part(const AttentionArgs& a, const Division& division, const Part& part, const Part* next, int64_t asked,
+                 const Scratch& scratch) {
   Worker worker(a, part.unit, scratch);
   const Stretch stretch{part.from, part.to, next, asked};
   if (part.sharers == 1) {

@@ -28,7 +28,7 @@ struct ChunkTiles {
     end = (std::min(kChunk, u.position + u.num_rows - start) + kTile - 1) / kTile;
     // Few rows wait for memory, which likes the order in which the tiles lie; many want long runs of products.
     const int64_t few = std::max(1, 4 / kPerTile), many = std::min(kTiles, kTogetherBytes / tile_bytes(a.kv));
-    together = u.rows() <= kBlockRows ? few : std::max(few, many);
+    together = u.rows() <= kFewRows ? few : std::max(few, many);
     const int32_t* blocks = a.block_table + u.seq * a.ld_block_table;
     int64_t index = (start / kTile + first) / step, within = (start / kTile + first) % step;
     for (int64_t t = first; t < end; ++t) {
@@ -97,10 +97,10 @@ class Ahead {
   const KvLayer& kv_;
   const int64_t bytes_, distance_;  // of a tile; tiles
   const ChunkTiles* chunks_[2];
-  int chunk_;                       // where the next tile to ask for is, in chunks_, and in that
-  bool values_;                     // whether it is V's
+  int chunk_;    // where the next tile to ask for is, in chunks_, and in that
+  bool values_;  // whether it is V's
   int64_t tile_, head_;
-  int64_t lead_;                    // tiles asked for and not yet read
+  int64_t lead_;  // tiles asked for and not yet read
 };
 
 }  // namespace octavo::OCTAVO_NS

@@ -190,8 +190,8 @@ struct ValueTiles {
 // Of V vectors of columns, from d on. Tokens that only some rows of the block see are added row by row, the common ones together. On
 // its own: inlined into its callers, the sums find no registers.
 template <int R, int V, class E>
-__attribute__((noinline)) void add_values(const float* p, const ValueTiles<E>& tiles, int64_t d, const Visible* seen, const BlockSeen& block,
-                                          float* sums, int64_t ld) {
+__attribute__((noinline)) void add_values(const float* p, const ValueTiles<E>& tiles, int64_t d, const Visible* seen,
+                                          const BlockSeen& block, float* sums, int64_t ld) {
   const int64_t first = tiles.clamp(block.all.first), end = tiles.clamp(block.all.end);
   const auto alone = [&](int r, int64_t from, int64_t to) {
     for (int64_t t = from; t < to; ++t) {

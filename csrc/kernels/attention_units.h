@@ -10,7 +10,7 @@
 namespace octavo::OCTAVO_NS {
 
 constexpr int64_t kMaxRows = 96;     // of a unit; with head_dim 64 its state and its queries fit into 128 KiB
-constexpr int64_t kFewRows = 24;     // of a kv head: up to so many, reading K and V is most of the work
+constexpr int64_t kFewRows = 8;      // of a kv head: up to so many, reading K and V is most of the work
 constexpr int64_t kRunBytes = 8192;  // the kv heads of a block lie side by side: memory likes to be read in such runs
 
 inline int64_t padded(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
@@ -18,10 +18,10 @@ inline int64_t tile_bytes(const KvLayer& kv) { return kTile * kv.head_dim * (kv.
 
 struct Unit {
   int64_t seq;
-  int64_t kv_head, kv_heads;      // kv heads [kv_head, kv_head + kv_heads)
-  int64_t first_head, num_heads;  // of each kv head's query heads, [first_head, first_head + num_heads)
-  int64_t first_row, num_rows;    // query rows, in the batch
-  int64_t position;               // of first_row
+  int64_t kv_head, kv_heads;                             // kv heads [kv_head, kv_head + kv_heads)
+  int64_t first_head, num_heads;                         // of each kv head's query heads, [first_head, first_head + num_heads)
+  int64_t first_row, num_rows;                           // query rows, in the batch
+  int64_t position;                                      // of first_row
   int64_t rows() const { return num_rows * num_heads; }  // of one kv head
   int64_t count() const { return kv_heads * rows(); }
   int64_t first_chunk(int64_t window) const { return window > 0 ? std::max<int64_t>(0, position - window + 1) / kChunk : 0; }
@@ -34,14 +34,21 @@ struct UnitShape {
   int64_t kv_heads;   // at most, where the rows are few
 };
 
+inline int64_t choose_kv_heads(const AttentionArgs& a, int nth) {
+  const int64_t heads = std::min(a.kv.num_kv_heads, std::max<int64_t>(1, kRunBytes / tile_bytes(a.kv)));
+  int64_t chunks = 0;
+  for (int64_t s = 0; s < a.num_seqs; ++s) chunks += (a.seq_lens[s] + kChunk - 1) / kChunk;
+  // Chunks are what threads divide among them. A run is read a fifth faster, as much may be lost by an uneven division.
+  const auto most = [&](int64_t pieces) { return (pieces + nth - 1) / nth; };
+  return 4 * most(chunks) * heads <= 5 * most(chunks * heads) ? heads : 1;
+}
+
 inline UnitShape choose_shape(const AttentionArgs& a, int nth) {
   const int64_t heads = std::min(a.num_heads / a.kv.num_kv_heads, kMaxRows);
   // Many rows use a chunk of K and V well, but each thread should find several units.
   int64_t rows = std::max<int64_t>(1, kMaxRows / heads);
-  while (rows > 1 && rows * heads > kFewRows && (a.rows / rows + a.num_seqs) * a.kv.num_kv_heads < 6 * nth) rows = (rows + 1) / 2;
-  int64_t chunks = 0;
-  for (int64_t s = 0; s < a.num_seqs; ++s) chunks += (a.seq_lens[s] + kChunk - 1) / kChunk;
-  return {rows, chunks < 8 * nth ? 1 : std::max<int64_t>(1, kRunBytes / tile_bytes(a.kv))};
+  while (rows > 1 && rows * heads > 24 && (a.rows / rows + a.num_seqs) * a.kv.num_kv_heads < 6 * nth) rows = (rows + 1) / 2;
+  return {rows, choose_kv_heads(a, nth)};
 }
 
 // Visits every unit, always in the same order.
@@ -96,8 +103,10 @@ class Division {
 
   // The thread whose share of the total cost holds the point `at`.
   int owner(int64_t at) const { return int(std::min<int64_t>(nth_ - 1, at * nth_ / total_)); }
+  // By the middle of the chunk, which lies within the unit's cost: so owners ascend from chunk to chunk and from unit to unit.
   int owner_of_chunk(const Unit& u, int64_t start, int64_t chunk) const {
-    return owner(start + weight(u) * ((chunk - u.first_chunk(a_.window)) * kChunk + kChunk / 2));
+    const int64_t before = (chunk - u.first_chunk(a_.window)) * kChunk, tokens = std::min(kChunk, u.position + u.num_rows - chunk * kChunk);
+    return owner(start + weight(u) * (before + tokens / 2));
   }
   // A unit that begins in thread t's share and ends in a later one's is shared through slot t; no other unit can be.
   Shared slot(int thread) const {

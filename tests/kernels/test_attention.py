@@ -202,6 +202,20 @@ def test_threads_that_share_a_long_context_change_no_bit(length, threads):
     assert_close(shape, sequences, expected)
 
 
+def test_a_unit_that_ends_with_a_short_chunk_and_the_next_are_not_confused():
+    """Both may lie where one thread's share ends, wherever that is: at most one of them is shared by two threads."""
+    shape = Shape(heads=9, kv_heads=3, bf16=True)
+    rng = np.random.default_rng(9)
+    heavy, light = make(rng, shape, 2 * CHUNK + 1, 30), make(rng, shape, 2 * CHUNK, 1)
+    filler = make(rng, shape, 700, 30)
+    alone = [attend(shape, [s], threads=1)[0] for s in (heavy, light)]
+    for length in range(30, 700, 19):
+        s = Sequence(filler.q[:length], filler.k[:length], filler.v[:length], 30)
+        for threads in (2, 3, 5):
+            out = attend(shape, [heavy, light, heavy, light, s], threads=threads)
+            assert [o.tobytes() for o in out[:4]] == [a.tobytes() for a in alone * 2], (length, threads)
+
+
 def test_a_nan_stays_in_its_sequence_and_head():
     shape = Shape()
     rng = np.random.default_rng(4)
