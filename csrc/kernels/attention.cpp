@@ -225,8 +225,9 @@ class Worker {
       if (seen.first >= (t + count) * kTile || seen.end <= t * kTile) continue;
       const float* q = s_.q + from * width_;
       float* s = s_.scores + from * kChunk + t * kTile;
+      const int64_t needed = std::min(count, (seen.end + kTile - 1) / kTile - t);
       with_rows(int(block_start_[b + 1] - block_start_[b]),
-                [&](auto rows) { score<decltype(rows)::value>(q, width_, tiles, count, dim_, s); });
+                [&](auto rows) { score<decltype(rows)::value>(q, width_, tiles, needed, dim_, s); });
       if (b == 0) nothing_more(tiles, count);
     }
   }

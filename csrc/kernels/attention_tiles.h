@@ -194,15 +194,14 @@ __attribute__((noinline)) void add_values(const float* p, const ValueTiles<E>& t
                                           const BlockSeen& block, float* sums, int64_t ld) {
   const int64_t first = tiles.clamp(block.all.first), end = tiles.clamp(block.all.end);
   const auto alone = [&](int r, int64_t from, int64_t to) {
+    if (from >= to) return;
+    Sums<1, V> s;
+    s.load_all(sums + r * ld, ld);
     for (int64_t t = from; t < to; ++t) {
       const E* value = tiles.at(t) + d;
-      const F weight = set1(p[r * kChunk + t]);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-        float* sum = sums + r * ld + v * kLanes;
-        store(sum, fma(weight, load_kv(value + v * kLanes), load(sum)));
-      }
+      s.multiply([&](int) { return set1(p[r * kChunk + t]); }, [&](int v) { return load_kv(value + v * kLanes); });
     }
+    s.store_all(sums + r * ld, ld);
   };
   if (block.any.first < first)
     for (int r = 0; r < R; ++r) alone(r, tiles.clamp(seen[r].first), std::min(first, tiles.clamp(seen[r].end)));
