@@ -115,15 +115,16 @@ class Worker {
     const auto following = [&](int64_t c) {
       return c < s.end ? ChunkTiles(a_, u_, c) : s.next ? ChunkTiles(a_, s.next->unit, s.next->from) : ChunkTiles();
     };
-    tiles_ = ChunkTiles(a_, u_, s.first);
-    after_ = following(s.first + 1);
-    ahead_.begin(tiles_, after_, s.asked);
+    ChunkTiles tiles[2] = {following(s.first), following(s.first + 1)};  // of the chunk, and of what comes after it, by turns
+    tiles_ = &tiles[0];
+    ahead_.begin(tiles[0], tiles[1], s.asked);
     for (int64_t c = s.first; c < s.end; ++c) {
       f(c);
       if (c + 1 == s.end) break;
-      tiles_ = after_;
-      after_ = following(c + 2);
-      ahead_.advance();
+      ChunkTiles& free = tiles[(c - s.first) % 2];
+      tiles_ = &tiles[(c + 1 - s.first) % 2];
+      free = following(c + 2);
+      ahead_.advance(*tiles_, free);
     }
   }
 
@@ -173,11 +174,11 @@ class Worker {
   template <class E, class Fn>
   void for_each_tiles(const uint8_t* pool, Fn f) {
     Tiles<E> tiles;
-    for (int64_t t = tiles_.first; t < tiles_.end; t += tiles_.together) {
-      const int64_t count = std::min(tiles_.together, tiles_.end - t);
+    for (int64_t t = tiles_->first; t < tiles_->end; t += tiles_->together) {
+      const int64_t count = std::min(tiles_->together, tiles_->end - t);
       for (int64_t head = 0; head < u_.kv_heads; ++head) {
         for (int64_t i = 0; i < count; ++i) {
-          const uint8_t* tile = tiles_.at(pool, tile_bytes_, t + i, head);
+          const uint8_t* tile = tiles_->at(pool, tile_bytes_, t + i, head);
           const char* next = ahead_.while_reading();
           tiles.at[i] = reinterpret_cast<const E*>(tile);
           tiles.next[i] = next ? next : reinterpret_cast<const char*>(tile);
@@ -236,15 +237,10 @@ class Worker {
   template <class E>
   void add_head(Tiles<E>& tiles, int64_t width, int64_t t, int64_t count, int64_t head, float* sums) const {
     const ValueTiles<E> values{tiles, t * kTile, count, width};
-    const int64_t vectors = width / kLanes;
     for (int64_t b = 0; b < blocks_; ++b) {
       const Visible seen = blocks_seen_[b].any;
       if (seen.first >= (t + count) * kTile || seen.end <= t * kTile) continue;
-      const int most = vectors_for(int(block_start_[b + 1] - block_start_[b]));
-      for (int64_t at = 0, n = most; at < vectors; at += n) {
-        while (at + n > vectors) n /= 2;
-        add_block(values, b, head, at * kLanes, int(n), sums);
-      }
+      add_block(values, b, head, sums);
       if (b == 0) nothing_more(tiles, count);
     }
   }
@@ -254,21 +250,11 @@ class Worker {
     for (int64_t i = 0; i < count; ++i) tiles.next[i] = reinterpret_cast<const char*>(tiles.at[i]);
   }
 
-  // n vectors of columns of block b's values, from d on.
   template <class E>
-  void add_block(const ValueTiles<E>& tiles, int64_t b, int64_t head, int64_t d, int n, float* sums) const {
+  void add_block(const ValueTiles<E>& tiles, int64_t b, int64_t head, float* sums) const {
     const int64_t from = head * rows_ + block_start_[b];
     with_rows(int(block_start_[b + 1] - block_start_[b]), [&](auto rows) {
-      constexpr int R = decltype(rows)::value;
-      const auto add = [&](auto vectors) {
-        constexpr int V = decltype(vectors)::value;
-        if constexpr (V <= vectors_for(R))
-          add_values<R, V>(s_.scores + from * kChunk, tiles, d, seen_ + from, blocks_seen_[b], sums + from * width_ + d, width_);
-      };
-      if (n == 8) return add(Constant<8>());
-      if (n == 4) return add(Constant<4>());
-      if (n == 2) return add(Constant<2>());
-      return add(Constant<1>());
+      add<decltype(rows)::value>(s_.scores + from * kChunk, tiles, seen_ + from, blocks_seen_[b], sums + from * width_, width_);
     });
   }
 
@@ -364,7 +350,7 @@ class Worker {
   const int64_t rows_, n_;  // of a kv head, of all
   const int64_t blocks_;    // of a kv head's rows
   const int64_t tile_bytes_;
-  ChunkTiles tiles_, after_;  // of the chunk, and of what comes after it
+  const ChunkTiles* tiles_ = nullptr;  // of the chunk
   Ahead ahead_;
   const bool widen_;
   bool whole_ = false;                 // every row sees all of the chunk

@@ -58,8 +58,9 @@ class Ahead {
       for (int64_t at = 0; at < bytes_; at += 64) ask_for<1>(tile + at);
     }
   }
-  // What was `after` has become `now`.
-  void advance() {
+  // What was `after` is `now` now.
+  void advance(const ChunkTiles& now, const ChunkTiles& after) {
+    chunks_[0] = &now, chunks_[1] = &after;
     if (chunk_ == 0) return restart();
     chunk_ = 0;
   }

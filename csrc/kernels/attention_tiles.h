@@ -224,4 +224,17 @@ __attribute__((noinline)) void add_values(const float* p, const ValueTiles<E>& t
     for (int r = 0; r < R; ++r) alone(r, std::max(end, tiles.clamp(seen[r].first)), tiles.clamp(seen[r].end));
 }
 
+// Of all columns from d on, V vectors at a time, the rest by halves.
+template <int R, int V, class E>
+void add_from(const float* p, const ValueTiles<E>& tiles, int64_t d, const Visible* seen, const BlockSeen& block, float* sums, int64_t ld) {
+  for (; d + V * kLanes <= tiles.width; d += V * kLanes) add_values<R, V>(p, tiles, d, seen, block, sums + d, ld);
+  if constexpr (V > 1)
+    if (d < tiles.width) add_from<R, V / 2>(p, tiles, d, seen, block, sums, ld);
+}
+
+template <int R, class E>
+void add(const float* p, const ValueTiles<E>& tiles, const Visible* seen, const BlockSeen& block, float* sums, int64_t ld) {
+  add_from<R, vectors_for(R)>(p, tiles, 0, seen, block, sums, ld);
+}
+
 }  // namespace octavo::OCTAVO_NS
