@@ -147,7 +147,7 @@ BUGS = [
     Bug("drafts without blocks", Scheduler, "_make_room_for_draft", "if num_new > 0:", "if False:"),
     Bug("drafts beyond the available blocks", Scheduler, "_make_room_for_draft", "min(num_new, pool.num_available // len(tables))", "num_new"),
     Bug("drafts beyond the budget", Scheduler, "_add_drafts", "self.max_num_batched_tokens - plan.num_tokens", "self.max_num_batched_tokens"),
-    Bug("drafts beyond the step's time", Pace, "num_rows_within", "self.target is None or self.is_strict", "True"),
+    Bug("drafts beyond the step's time", Pace, "num_drafts_within", "self.target is None or self.is_strict", "True"),
     Bug("drafts in an old table", Scheduler, "_add_draft", "share.block_ids = [table.copy() for table in request.block_tables]", "pass"),
     Bug("drafts of a prompt's chunk", Scheduler, "_add_drafts", "if share.samples and len(share.token_ids) == 1:", "if True:"),
     Bug("a duplicate taken", EngineCore, "_check", "if message.request_id in self.requests:", "if False:"),

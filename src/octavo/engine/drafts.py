@@ -21,6 +21,7 @@ NGRAM = 3  # tokens that must agree before what followed them is copied
 LOOK_BACK = 4096  # tokens in which they are looked for
 FIRST_CHANCE = 0.5
 CHANCE_RATE = 0.15  # of the latest token in the moving average
+MARGIN = 1.25
 ID_BYTES = 4
 
 
@@ -80,9 +81,11 @@ def worth(chance: float, row_seconds: float, token_seconds: float, most: int) ->
     """How many tokens of a draft are worth their rows, up to `most`.
 
     `row_seconds` is what one more row costs, `token_seconds` what a token costs without drafts. The i-th token of a draft holds with chance ** i.
+    All streams of the step wait for the row, one gains: so it must pay with a MARGIN, and in a large batch, where a row costs as much as a
+    token, none does.
     """
     count, holds = 0, chance
-    while count < most and holds * token_seconds > row_seconds:
+    while count < most and holds * token_seconds > MARGIN * row_seconds:
         count += 1
         holds *= chance
     return count

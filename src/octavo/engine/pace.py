@@ -102,11 +102,11 @@ class Pace:
         alone = self.model.predict(decodes)
         return Allowance(self.model, tokens, max(self.target - alone, LEAST_SHARE * alone))
 
-    def num_rows_within(self, shape: StepShape) -> int:
-        """How many rows more of requests that decode leave a step of this shape within its target."""
+    def num_drafts_within(self, shape: StepShape, num_before: int) -> int:
+        """How many rows more of a request that decodes behind so many tokens leave a step of this shape within its target."""
         if self.target is None or self.is_strict:
             return self.max_num_tokens
-        spare, row = self.target - self.model.predict(shape), self.model.row_seconds
+        spare, row = self.target - self.model.predict(shape), self.model.draft_seconds(num_before)
         if spare <= 0:
             return 0
         return int(min(spare / row, self.max_num_tokens)) if row > 0 else self.max_num_tokens

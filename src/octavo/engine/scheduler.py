@@ -248,7 +248,7 @@ class Scheduler:
             return
         token_seconds = self.pace.model.predict(decodes) / decodes.num_decodes
         num_rows = self.max_num_rows - sum(share.samples for share in plan.scheduled)
-        room = min(num_rows, self.max_num_batched_tokens - plan.num_tokens, self.pace.num_rows_within(self.shape))
+        room = min(num_rows, self.max_num_batched_tokens - plan.num_tokens)
         for request, share in zip(self.in_flight.copy(), plan.scheduled, strict=True):
             if share.samples and len(share.token_ids) == 1:
                 try:
@@ -267,14 +267,17 @@ class Scheduler:
         most = min(self.max_num_drafts, room, request.max_num_computed_tokens - request.num_tokens)
         if not request.drafts.follow() or most <= 0:
             return 0
-        num_tokens = worth(request.drafts.chance, self.pace.model.row_seconds, token_seconds, most)
+        start, model = request.num_computed_tokens, self.pace.model
+        num_tokens = worth(request.drafts.chance, model.draft_seconds(start), token_seconds, most)
+        if num_tokens:
+            num_tokens = min(num_tokens, self.pace.num_drafts_within(self.shape, start))
         num_tokens = min(num_tokens, self._make_room_for_draft(request, num_tokens))
         if num_tokens > 0:
             share.token_ids += request.drafts.draft(num_tokens)
             share.num_drafts = request.num_draft_tokens = num_tokens
             share.block_ids = [table.copy() for table in request.block_tables]
             request.num_in_flight_tokens += num_tokens
-            self.shape = self.shape.with_drafts(num_tokens)
+            self.shape = self.shape.with_drafts(num_tokens, start)
         return num_tokens
 
     def _make_room_for_draft(self, request: Request, num_tokens: int) -> int:

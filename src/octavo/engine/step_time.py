@@ -28,6 +28,7 @@ MOST_DEVIATION = 0.3  # of a step from its kind
 MOST_RATIO = 50.0  # of a kind's time to what the prior and the common speed make of it
 FREE_STEPS = 3  # of each kind, whose deviation counts in full
 SPEED_RATE = 0.05  # of a step's deviation, by which the common speed moves
+DRAFT_CONTEXT_SHARE = 0.5  # of the time that a decode's context takes: a further row multiplies K and V that are in the caches
 FIT_EVERY = 16  # steps, once the model is no longer young
 
 
@@ -43,9 +44,10 @@ class StepShape(NamedTuple):
         """One more request that computes one token behind so many."""
         return StepShape(self.num_decodes + 1, self.decode_context + num_before, self.num_prompt_tokens, self.prompt_reach)
 
-    def with_drafts(self, num_tokens: int) -> StepShape:
-        """So many rows more of requests that decode: they read the K and V that their requests read anyhow."""
-        return self._replace(num_decodes=self.num_decodes + num_tokens)
+    def with_drafts(self, num_tokens: int, num_before: int) -> StepShape:
+        """So many rows more of a request that decodes behind so many tokens. K and V are read for it anyhow, but multiplied with each row."""
+        context = self.decode_context + int(num_tokens * num_before * DRAFT_CONTEXT_SHARE)
+        return self._replace(num_decodes=self.num_decodes + num_tokens, decode_context=context)
 
     def with_prompt(self, num_tokens: int, num_before: int) -> StepShape:
         """One more request that computes several tokens behind so many."""
@@ -86,10 +88,9 @@ class StepTimeModel:
             + (decode_context * shape.decode_context + prompt_context * shape.prompt_reach) / CONTEXT_UNIT
         )
 
-    @property
-    def row_seconds(self) -> float:
-        """What a row more of a request that decodes adds to a step."""
-        return self.coefficients[1]
+    def draft_seconds(self, num_before: int) -> float:
+        """What a row more of a request that decodes behind so many tokens adds to a step."""
+        return self.coefficients[1] + self.coefficients[2] * DRAFT_CONTEXT_SHARE * num_before / CONTEXT_UNIT
 
     def prompt_tokens_within(self, seconds: float, num_before: int) -> int:
         """How many tokens of a prompt, the first of which has `num_before` before it, add at most `seconds` to a step."""

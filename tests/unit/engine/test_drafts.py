@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.engine import drafts
-from octavo.engine.drafts import FIRST_CHANCE, LOOK_BACK, NGRAM, PromptLookup, worth
+from octavo.engine.drafts import FIRST_CHANCE, LOOK_BACK, MARGIN, NGRAM, PromptLookup, worth
 from octavo.protocol import FinishReason, ModelRunnerOutput, SampledTokens, SchedulerOutput
 
 
@@ -110,8 +110,8 @@ def test_the_chance_follows_what_held() -> None:
 def test_a_draft_is_as_long_as_each_of_its_tokens_pays(chance: float, row: float, token: float, most: int) -> None:
     count = worth(chance, row, token, most)
     assert 0 <= count <= most
-    assert all(chance**i * token > row * (1 - 1e-9) for i in range(1, count + 1))
-    assert count == most or chance ** (count + 1) * token <= row * (1 + 1e-9)
+    assert all(chance**i * token > MARGIN * row * (1 - 1e-9) for i in range(1, count + 1))
+    assert count == most or chance ** (count + 1) * token <= MARGIN * row * (1 + 1e-9)
 
 
 # --- in the engine ---
