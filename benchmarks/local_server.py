@@ -124,12 +124,17 @@ def started(model: str, *options: str) -> Iterator[LocalServer]:
         server = LocalServer(url, process.pid, _child(process.pid), greeting, seconds, "")
         yield replace(server, pool_start=_pool_start(server.engine_pid, server.kv_bytes))
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, 10)
+
+
+def end(process: subprocess.Popen[str] | subprocess.Popen[bytes], seconds: float) -> None:
+    """Asks a process to end, and ends it if it has not after so long."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _greeted(process: subprocess.Popen[str]) -> tuple[str, str]:

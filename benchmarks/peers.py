@@ -24,6 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from local_server import MB, Memory, end
+
 START_SECONDS = 300.0
 END_SECONDS = 20.0
 
@@ -49,12 +51,7 @@ def served(command: str) -> Iterator[tuple[str, float, int]]:
             time.sleep(0.02)
         yield url, time.monotonic() - began, process.pid
     finally:
-        process.terminate()
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, END_SECONDS)
 
 
 def is_ready(url: str) -> bool:
@@ -76,15 +73,15 @@ def status_of(url: str) -> int:
 
 def resident_mb(pid: int) -> float:
     """Of a process and all below it, shared pages divided among those that share them."""
-    kilobytes, below = 0, [pid]
+    resident, below = 0, [pid]
     while below:
-        at = Path(f"/proc/{below.pop()}")
+        pid = below.pop()
         try:
-            kilobytes += sum(int(line.split()[1]) for line in (at / "smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
-            below += [int(child) for task in (at / "task").iterdir() for child in (task / "children").read_text().split()]
+            resident += Memory.of(pid).proportional
+            below += [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
         except OSError:
             continue  # it ended
-    return kilobytes / 1e3
+    return resident / MB
 
 
 def turn(name: str, command: str, options: Sequence[str]) -> dict[str, Any]:

@@ -266,6 +266,11 @@ class ScheduledRequest(msgspec.Struct, array_like=True):
     prompt_logprobs: int | None = None
     num_drafts: int = 0
 
+    @property
+    def draft_token_ids(self) -> list[int]:
+        """Those of its tokens that are only guessed."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
 
 class BlockCopy(msgspec.Struct, array_like=True):
     """Copy one block's K and V, all its layers, before the step computes anything (copy on write)."""

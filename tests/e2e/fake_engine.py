@@ -67,7 +67,7 @@ class HashRunner:
     def _sample(self, scheduled) -> SampledTokens:
         sequence, params = self.sequences[scheduled.request_id], self.params[scheduled.request_id]
         start = scheduled.num_computed_tokens
-        drafts = scheduled.token_ids[len(scheduled.token_ids) - scheduled.num_drafts :]
+        drafts = scheduled.draft_token_ids
         assert (sequence + drafts)[start : start + len(scheduled.token_ids)] == scheduled.token_ids
         result = SampledTokens(scheduled.request_id, [], None if params.logprobs is None else [])
         for draft in [*drafts, None] if scheduled.samples else ():

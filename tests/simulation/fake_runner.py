@@ -55,11 +55,6 @@ def next_token(prompt_and_output: list[int], seed: int, vocab_size: int) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") % vocab_size
 
 
-def drafts_of(scheduled: ScheduledRequest) -> list[int]:
-    """The tokens of a share that are only guessed."""
-    return scheduled.token_ids[len(scheduled.token_ids) - scheduled.num_drafts :]
-
-
 def first_seen(position: int, window: int) -> int:
     """The first position that the token at `position` sees."""
     return max(0, position - window + 1) if window else 0
@@ -176,7 +171,7 @@ class FakeRunner:
                 self.blocks[c.target] = content
 
     def _write(self, scheduled: ScheduledRequest, is_garbage: bool) -> None:
-        known = self.known[scheduled.request_id].assuming(drafts_of(scheduled))
+        known = self.known[scheduled.request_id].assuming(scheduled.draft_token_ids)
         start, end = scheduled.num_computed_tokens, scheduled.num_computed_tokens + len(scheduled.token_ids)
         name = f"{scheduled.request_id} at {start}..{end - 1}"
         require(start < end - scheduled.num_drafts, f"{name}: nothing but drafts")
@@ -204,7 +199,7 @@ class FakeRunner:
 
     def _check_read(self, scheduled: ScheduledRequest) -> None:
         """After all of the step's writes: in each group the request sees exactly its own prefix, as far as its window reaches."""
-        known, start = self.known[scheduled.request_id].assuming(drafts_of(scheduled)), scheduled.num_computed_tokens
+        known, start = self.known[scheduled.request_id].assuming(scheduled.draft_token_ids), scheduled.num_computed_tokens
         for group, table in enumerate(scheduled.block_ids):
             for position in range(first_seen(start, self.windows[group]), start + len(scheduled.token_ids)):
                 block_id = table[position // self.block_size]
@@ -224,7 +219,7 @@ class FakeRunner:
             require(targets, f"{request_id}: prompt_logprobs in a step without rows of the prompt")
             result.prompt_logprobs = [TokenLogprobs([target], [-1.0], 1) for target in targets]
         if scheduled.samples:
-            result.token_ids = self._sample_tokens(known, drafts_of(scheduled))
+            result.token_ids = self._sample_tokens(known, scheduled.draft_token_ids)
             if request_id in faults.senseless_ids:
                 self._make_senseless(result.token_ids)
         return result

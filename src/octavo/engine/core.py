@@ -178,7 +178,7 @@ class EngineCore:
         for token_id in token_ids:
             if token_id is None or (self.vocab_size and not 0 <= token_id < self.vocab_size):
                 return f"the runner sampled {token_id}, which is no token"
-        drafts = scheduled.token_ids[len(scheduled.token_ids) - scheduled.num_drafts :]
+        drafts = scheduled.draft_token_ids
         if not token_ids or token_ids[:-1] != drafts[: len(token_ids) - 1] or len(token_ids) > len(drafts) + 1:
             return f"the runner sampled {token_ids}, which is no answer to the drafts {drafts}"
         return None

@@ -79,7 +79,7 @@ class ModelRunner:
         tokens: dict[str, list[tuple[int, TokenLogprobs | None]]] = {}
         if sampling:
             logits = self._program.logits(np.array([row for _, first, end in sampling for row in range(first, end)], np.int32))
-            wanted = [(self._known[r.request_id].sampling, r.token_ids[len(r.token_ids) - r.num_drafts :]) for r, _, _ in sampling]
+            wanted = [(self._known[r.request_id].sampling, r.draft_token_ids) for r, _, _ in sampling]
             sampled = self._sampler.sample(logits, wanted)
             tokens = {r.request_id: result for (r, _, _), result in zip(sampling, sampled, strict=True)}
         results = [_result(r.request_id, tokens.get(r.request_id), prompt_logprobs.get(r.request_id)) for r in plan.scheduled]

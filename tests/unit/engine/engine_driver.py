@@ -133,7 +133,7 @@ class Driver:
 def sampled_tokens(s: ScheduledRequest, token: Callable[[ScheduledRequest], int] | int) -> list[int]:
     """That token behind the known ones, and once more behind each draft that held."""
     wanted = token(s) if callable(token) else token
-    drafts = s.token_ids[len(s.token_ids) - s.num_drafts :]
+    drafts = s.draft_token_ids
     held = next((i for i, draft in enumerate(drafts) if draft != wanted), len(drafts))
     return [wanted] * (held + 1)
 

@@ -134,7 +134,7 @@ def run_towards(d: Driver, whole: list[int]) -> list[SchedulerOutput]:
         (s,) = plan.scheduled
         result = SampledTokens(s.request_id)
         first = s.num_computed_tokens + len(s.token_ids) - s.num_drafts
-        for draft, token in zip([*s.token_ids[len(s.token_ids) - s.num_drafts :], None], whole[first:], strict=False):
+        for draft, token in zip([*s.draft_token_ids, None], whole[first:], strict=False):
             result.token_ids.append(token)
             if token != draft:
                 break
